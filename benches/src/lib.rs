@@ -1,0 +1,2 @@
+//! Shared workloads of the benchmarks.
+#![forbid(unsafe_code)]

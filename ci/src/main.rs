@@ -1,0 +1,3 @@
+//! The project's tasks, run as `cargo ci TASK`.
+#![forbid(unsafe_code)]
+fn main() {}

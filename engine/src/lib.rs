@@ -1,0 +1,6 @@
+//! A multi-GPU device-memory allocator with placement hints.
+#![deny(unsafe_code)]
+
+pub mod backend;
+pub mod bytes;
+pub mod device;

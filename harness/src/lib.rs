@@ -1,0 +1,2 @@
+//! The harness behind the `ds4` command.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The `ds4` command.
+fn main() {}

@@ -1,0 +1,2 @@
+//! CPU references of the device kernels.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Simulated devices behind the engine's backend trait.
+#![forbid(unsafe_code)]
