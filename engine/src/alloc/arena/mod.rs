@@ -11,7 +11,7 @@ use crate::hash::StateHash;
 use super::address_table::AddressTable;
 use super::error::{FreeError, RefusalReason};
 use super::pool::{
-    Block, BlockId, Fit, Lifetime, MAX_UNITS, NotLive, OPEN, Pool, UNIT_BYTES, Want,
+    Block, BlockId, Fit, Lifetime, MAX_UNITS, NotLive, OPEN, PageLimit, Pool, UNIT_BYTES, Want,
 };
 use super::report::PoolStats;
 use pages::Pages;
@@ -81,13 +81,16 @@ impl Arena {
             Some(page_bytes) => {
                 let shift = page_bytes.trailing_zeros() - UNIT_BYTES.trailing_zeros();
                 let limit = u32::try_from(budget_bytes / page_bytes).unwrap_or(u32::MAX);
-                let mut pool = Pool::new(shift, limit);
+                let mut pool = Pool::new(Some(PageLimit {
+                    shift,
+                    pages: limit,
+                }));
                 let pages = Pages::reserve(backend, device, budget_bytes, page_bytes, most)?;
                 pool.extend(units_of(budget_bytes), false);
                 (pool, Backing::Pages(pages))
             }
             None => (
-                Pool::new(0, u32::MAX),
+                Pool::new(None),
                 Backing::Slabs(Slabs::new(device, budget_bytes)),
             ),
         };

@@ -104,12 +104,9 @@ impl Pool {
                 self.free_pages
             ));
         }
-        if self.occupied_pages() > self.page_limit {
-            return Err(format!(
-                "{} pages of {}",
-                self.occupied_pages(),
-                self.page_limit
-            ));
+        let most = self.limit.map_or(u32::MAX, |limit| limit.pages);
+        if self.occupied_pages() > most {
+            return Err(format!("{} pages touched of {most}", self.occupied_pages()));
         }
         let listed = self.check_lists()?;
         if listed != free {

@@ -1,48 +1,47 @@
 //! Size classes and the lists of free blocks by class.
 //!
 //! A class is a floating-point number with a 5-bit mantissa: 32 classes to each power of two, and
-//! exact classes below 64 units. Two levels of bitmaps find the next class that has a block in a
-//! few instructions (Masmano et al., "TLSF: a New Dynamic Memory Allocator for Real-Time Systems").
+//! exact classes below 64 units. Two levels of bitmaps find the next class that has a block in
+//! a few instructions (Masmano et al., "TLSF: a New Dynamic Memory Allocator for Real-Time Systems").
 
 /// No node, no block: the end of a list.
 pub(super) const NONE: u32 = u32::MAX;
 
-const SECOND_BITS: u32 = 5;
-const SECOND: u32 = 1 << SECOND_BITS;
-const FIRST: usize = (32 - SECOND_BITS + 1) as usize;
-const CLASSES: usize = FIRST << SECOND_BITS;
+const MANTISSA_BITS: u32 = 5;
+const PER_OCTAVE: u32 = 1 << MANTISSA_BITS;
+const CLASSES: usize = (32 - MANTISSA_BITS as usize + 1) << MANTISSA_BITS;
+const WORDS: usize = CLASSES / 64;
 
 /// The class of a block of `units`: no block of a higher class is smaller than `units`.
 #[inline]
 pub(super) fn class_of(units: u32) -> u32 {
-    if units < SECOND {
-        return units;
-    }
-    let log = 31 - units.leading_zeros();
-    let shift = log - SECOND_BITS;
+    // Setting the bit of the mantissa's width gives small blocks a shift of 0 without a branch.
+    let shift = 31 - MANTISSA_BITS - (units | PER_OCTAVE).leading_zeros();
     // The leading bit lands in the exponent part, so that classes continue without a gap.
-    (shift << SECOND_BITS) + (units >> shift)
+    (shift << MANTISSA_BITS) + (units >> shift)
 }
 
 /// The heads of the free lists of one space, with their bitmaps.
 #[derive(Clone, Debug)]
 pub(super) struct Index {
-    first: u32,
-    second: [u32; FIRST],
+    /// Which words have a bit.
+    summary: u32,
+    /// Which classes have a block.
+    words: [u64; WORDS],
     heads: Box<[u32; CLASSES]>,
 }
 
 impl Index {
     pub(super) fn new() -> Self {
         Self {
-            first: 0,
-            second: [0; FIRST],
+            summary: 0,
+            words: [0; WORDS],
             heads: Box::new([NONE; CLASSES]),
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.first == 0
+        self.summary == 0
     }
 
     /// The first block of a class, or [`NONE`].
@@ -53,51 +52,41 @@ impl Index {
 
     #[inline]
     pub(super) fn set_head(&mut self, class: u32, node: u32) {
-        let (first, bit) = ((class >> SECOND_BITS) as usize, 1 << (class & (SECOND - 1)));
-        if let (Some(head), Some(second)) = (
-            self.heads.get_mut(class as usize),
-            self.second.get_mut(first),
-        ) {
+        let at = (class >> 6) as usize;
+        if let (Some(head), Some(word)) =
+            (self.heads.get_mut(class as usize), self.words.get_mut(at))
+        {
             *head = node;
-            if node == NONE {
-                *second &= !bit;
-                if *second == 0 {
-                    self.first &= !(1 << first);
-                }
-            } else {
-                *second |= bit;
-                self.first |= 1 << first;
-            }
+            // Whether a list runs empty is as good as random: bits, not branches.
+            let filled = node != NONE;
+            *word = *word & !(1 << (class & 63)) | u64::from(filled) << (class & 63);
+            self.summary = self.summary & !(1 << at) | u32::from(*word != 0) << at;
         }
     }
 
     /// The least class above `class` that has a block.
     #[inline]
     pub(super) fn next_class(&self, class: u32) -> Option<u32> {
-        let first = class >> SECOND_BITS;
-        let within = class & (SECOND - 1);
+        let at = class >> 6;
         // A shift by the full width is split in two because one such shift is not defined.
-        let above = self.second.get(first as usize).copied().unwrap_or(0) & ((!0 << within) << 1);
+        let above = self.words.get(at as usize).copied().unwrap_or(0) & ((!0 << (class & 63)) << 1);
         if above != 0 {
-            return Some((first << SECOND_BITS) | above.trailing_zeros());
+            return Some((at << 6) | above.trailing_zeros());
         }
-        let rest = self.first & ((!0 << first) << 1);
+        let rest = self.summary & ((!0 << at) << 1);
         if rest == 0 {
             return None;
         }
-        let first = rest.trailing_zeros();
-        let second = self.second.get(first as usize).copied().unwrap_or(0);
-        Some((first << SECOND_BITS) | second.trailing_zeros())
+        let at = rest.trailing_zeros();
+        let word = self.words.get(at as usize).copied().unwrap_or(0);
+        Some((at << 6) | word.trailing_zeros())
     }
 
     /// The highest class that has a block.
     pub(super) fn last_class(&self) -> Option<u32> {
-        if self.first == 0 {
-            return None;
-        }
-        let first = 31 - self.first.leading_zeros();
-        let second = self.second.get(first as usize).copied().unwrap_or(0);
-        Some((first << SECOND_BITS) | (31 - second.leading_zeros()))
+        let at = self.summary.checked_ilog2()?;
+        let word = self.words.get(at as usize).copied().unwrap_or(0);
+        Some((at << 6) | word.checked_ilog2()?)
     }
 
     /// All classes that have a block, ascending.

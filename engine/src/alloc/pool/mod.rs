@@ -22,6 +22,8 @@ mod node;
 mod search;
 
 pub use check::{BlockState, BlockView};
+use std::hint::select_unpredictable;
+
 use classes::{Index, NONE, class_of};
 use node::{Node, State};
 pub(crate) use search::Fit;
@@ -98,6 +100,15 @@ pub(crate) struct Block {
     pub(crate) owner: u32,
 }
 
+/// How many pages of which size the live blocks of a pool may touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageLimit {
+    /// A page is `1 << shift` units; at most 24.
+    pub shift: u32,
+    /// The most pages that live blocks may touch.
+    pub pages: u32,
+}
+
 /// The blocks of one device.
 #[derive(Clone, Debug)]
 pub struct Pool {
@@ -105,12 +116,10 @@ pub struct Pool {
     vacant: u32,
     last: u32,
     spaces: Vec<Index>,
-    page_shift: u32,
+    limit: Option<PageLimit>,
     total_pages: u32,
     /// Whole pages that lie inside one free block each.
     free_pages: u32,
-    /// The most pages that live blocks may touch.
-    page_limit: u32,
     units: u32,
     /// The largest stretch that no block ever touched.
     virgin: (u32, u32),
@@ -118,14 +127,12 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool without memory whose pages are `1 << page_shift` units.
-    ///
-    /// At most `page_limit` pages are ever touched by live blocks; `u32::MAX` sets no limit.
+    /// A pool without memory, whose live blocks may touch only so many pages if `limit` is given.
     ///
     /// ```
     /// use ds4_engine::alloc::pool::{Pool, Want};
     ///
-    /// let mut pool = Pool::new(13, u32::MAX);
+    /// let mut pool = Pool::new(None);
     /// pool.extend(1 << 20, false);
     /// let (id, offset) = pool.allocate(Want::units(4096)).expect("256 MiB are free");
     /// assert_eq!(offset, 0);
@@ -133,16 +140,19 @@ impl Pool {
     /// assert!(pool.free(id).is_err());
     /// ```
     #[must_use]
-    pub fn new(page_shift: u32, page_limit: u32) -> Self {
+    pub fn new(limit: Option<PageLimit>) -> Self {
+        let limit = limit.map(|limit| PageLimit {
+            shift: limit.shift.min(24),
+            ..limit
+        });
         Self {
             nodes: Vec::new(),
             vacant: NONE,
             last: NONE,
             spaces: vec![Index::new()],
-            page_shift: page_shift.min(24),
+            limit,
             total_pages: 0,
             free_pages: 0,
-            page_limit,
             units: 0,
             virgin: (0, 0),
             counters: PoolCounters::default(),
@@ -200,7 +210,7 @@ impl Pool {
             self.append(offset, 0, State::Used);
         }
         self.units = end;
-        self.total_pages = end >> self.page_shift;
+        self.total_pages = self.limit.map_or(0, |limit| end >> limit.shift);
         let node = self.append(offset, units, State::Vacant);
         if offset == self.virgin.1 && !wall {
             self.virgin.1 = end;
@@ -227,7 +237,7 @@ impl Pool {
         self.unlink(last);
         self.free_pages -= self.inner_pages(offset, have);
         self.units -= units;
-        self.total_pages = self.units >> self.page_shift;
+        self.total_pages = self.limit.map_or(0, |limit| self.units >> limit.shift);
         self.virgin.1 = self.virgin.1.min(self.units);
         self.virgin.0 = self.virgin.0.min(self.virgin.1);
         if rest > 0 {
@@ -264,7 +274,6 @@ impl Pool {
             self.unlink(hole);
             hole
         } else {
-            self.counters.splits += 1;
             self.split(hole, fit, left, right)
         };
         if fit.offset < self.virgin.1 && fit.offset + fit.units > self.virgin.0 {
@@ -280,50 +289,51 @@ impl Pool {
     }
 
     /// Cuts `hole` and returns the node of the middle part; the rest stays free in its space.
+    #[inline]
     fn split(&mut self, hole: u32, fit: Fit, left: u32, right: u32) -> u32 {
+        self.counters.splits += 1;
         let used = self.vacant_node();
-        let (old_class, prev, next) = {
-            let node = self.node(hole);
-            (class_of(node.units), node.prev, node.next)
-        };
-        // The hole's own node stays the larger-numbered remainder, so one rest costs one node.
-        let (rest_offset, rest_units) = if left > 0 {
-            (fit.offset - left, left)
-        } else {
-            (fit.offset + fit.units, right)
-        };
-        if left > 0 {
-            self.join(hole, used);
-            self.join(used, next);
-        } else {
-            self.join(prev, used);
-            self.join(used, hole);
+        let record = self.node(hole);
+        let (have, prev, next) = (record.units, record.prev, record.next);
+        // The hole's node stays the rest, below or above; which of the two is as good as random.
+        let below = left > 0;
+        let before = select_unpredictable(below, hole, prev);
+        let after = select_unpredictable(below, next, hole);
+        let rest_units = select_unpredictable(below, left, right);
+        let rest_offset = fit.offset - left + select_unpredictable(below, 0, fit.units);
+        let (class, rest_class) = (class_of(have), class_of(rest_units));
+        if class != rest_class {
+            self.unlink_from(hole, class, fit.space);
+            self.link_into(hole, rest_class, fit.space);
         }
-        if class_of(rest_units) != old_class {
-            self.unlink(hole);
-            self.node_mut(hole).units = rest_units;
-            self.link(hole, fit.space);
-        }
-        let node = self.node_mut(hole);
-        (node.offset, node.units) = (rest_offset, rest_units);
-        let node = self.node_mut(used);
-        (node.offset, node.units) = (fit.offset, fit.units);
-        if next == NONE && left > 0 {
+        let record = self.node_mut(hole);
+        (record.offset, record.units) = (rest_offset, rest_units);
+        self.join(before, used);
+        self.join(used, after);
+        let record = self.node_mut(used);
+        (record.offset, record.units) = (fit.offset, fit.units);
+        if after == NONE {
             self.last = used;
         }
         if left > 0 && right > 0 {
-            let rest = self.vacant_node();
-            let next = self.node(used).next;
-            self.join(used, rest);
-            self.join(rest, next);
-            let node = self.node_mut(rest);
-            (node.offset, node.units) = (fit.offset + fit.units, right);
-            self.link(rest, fit.space);
-            if next == NONE {
-                self.last = rest;
-            }
+            self.split_off(used, right, fit.space);
         }
         used
+    }
+
+    /// Makes the `units` behind block `used` a free block of their own.
+    fn split_off(&mut self, used: u32, units: u32, space: u32) {
+        let rest = self.vacant_node();
+        let record = self.node(used);
+        let (offset, next) = (record.offset + record.units, record.next);
+        self.join(used, rest);
+        self.join(rest, next);
+        let record = self.node_mut(rest);
+        (record.offset, record.units) = (offset, units);
+        self.link(rest, space);
+        if next == NONE {
+            self.last = rest;
+        }
     }
 
     /// The live block of an id.
@@ -476,7 +486,7 @@ impl Pool {
         if next != NONE && self.node(next).is_free_in(space) {
             let (length, after) = (self.node(next).units, self.node(next).next);
             pages += self.inner_pages(self.node(next).offset, length);
-            self.unlink(next);
+            self.unlink_from(next, class_of(length), space);
             units += length;
             self.join(kept, after);
             self.vacate(next);
@@ -486,16 +496,16 @@ impl Pool {
             self.last = kept;
         }
         self.free_pages = self.free_pages + self.inner_pages(offset, units) - pages;
-        if listed == Some(class_of(units)) {
-            self.node_mut(kept).units = units;
-            return;
-        }
-        if listed.is_some() {
-            self.unlink(kept);
-        }
         let record = self.node_mut(kept);
         (record.offset, record.units) = (offset, units);
-        self.link(kept, space);
+        let class = class_of(units);
+        if listed == Some(class) {
+            return;
+        }
+        if let Some(old) = listed {
+            self.unlink_from(kept, old, space);
+        }
+        self.link_into(kept, class, space);
     }
 
     fn remove_free(&mut self, node: u32) {
@@ -504,9 +514,12 @@ impl Pool {
         self.unlink(node);
     }
 
-    #[inline]
     fn link(&mut self, node: u32, space: u32) {
-        let class = class_of(self.node(node).units);
+        self.link_into(node, class_of(self.node(node).units), space);
+    }
+
+    #[inline]
+    fn link_into(&mut self, node: u32, class: u32, space: u32) {
         let head = self.spaces[space as usize].head(class);
         let record = self.node_mut(node);
         record.set(State::Free, space, 0);
@@ -518,20 +531,20 @@ impl Pool {
         self.spaces[space as usize].set_head(class, node);
     }
 
-    #[inline]
     fn unlink(&mut self, node: u32) {
+        let (units, space) = (self.node(node).units, self.node(node).space());
+        self.unlink_from(node, class_of(units), space);
+    }
+
+    #[inline]
+    fn unlink_from(&mut self, node: u32, class: u32, space: u32) {
         let record = self.node(node);
-        let (before, after, units, space) = (
-            record.list_prev,
-            record.list_next,
-            record.units,
-            record.space(),
-        );
+        let (before, after) = (record.list_prev, record.list_next);
         if after != NONE {
             self.node_mut(after).list_prev = before;
         }
         if before == NONE {
-            self.spaces[space as usize].set_head(class_of(units), after);
+            self.spaces[space as usize].set_head(class, after);
         } else {
             self.node_mut(before).list_next = after;
         }
@@ -586,11 +599,14 @@ impl Pool {
         node
     }
 
-    /// Whole pages inside a stretch.
+    /// Whole pages inside a stretch; 0 where pages do not count.
     #[inline]
     fn inner_pages(&self, offset: u32, units: u32) -> u32 {
-        let mask = (1 << self.page_shift) - 1;
-        ((offset + units) >> self.page_shift).saturating_sub((offset + mask) >> self.page_shift)
+        let Some(PageLimit { shift, .. }) = self.limit else {
+            return 0;
+        };
+        let mask = (1 << shift) - 1;
+        ((offset + units) >> shift).saturating_sub((offset + mask) >> shift)
     }
 
     #[inline]

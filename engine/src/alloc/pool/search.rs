@@ -1,5 +1,7 @@
 //! Where a request goes: the search of the free lists, which changes nothing.
 
+use std::hint::select_unpredictable;
+
 use super::classes::{NONE, class_of};
 use super::{Lifetime, Pool, SMALL_REACH_UNITS, SMALL_UNITS};
 
@@ -68,31 +70,31 @@ impl Pool {
         };
         let class = class_of(units);
         let mut node = index.head(class);
-        for _ in 0..OWN_CLASS_PROBES {
-            if node == NONE {
-                break;
-            }
-            self.counters.probes += 1;
+        let mut probes = 0;
+        while node != NONE && probes < OWN_CLASS_PROBES {
+            probes += 1;
             let record = &self.nodes[node as usize];
             if record.units >= units {
+                self.counters.probes += u64::from(probes);
                 return node;
             }
             node = record.list_next;
         }
         if let Some(larger) = index.next_class(class) {
-            self.counters.probes += 1;
+            self.counters.probes += u64::from(probes) + 1;
             return index.head(larger);
         }
         // Refusing is only right once every block of the own class is known to be too small.
         while node != NONE {
-            self.counters.probes += 1;
+            probes += 1;
             let record = &self.nodes[node as usize];
             if record.units >= units {
-                return node;
+                break;
             }
             node = record.list_next;
         }
-        NONE
+        self.counters.probes += u64::from(probes);
+        node
     }
 
     /// Looks at every block that might do: for alignment, for long lifetimes, under page limits.
@@ -127,11 +129,14 @@ impl Pool {
         let record = &self.nodes[node as usize];
         let (start, have) = (record.offset, record.units);
         let offset = place(start, have, want)?;
-        let pages = self.inner_pages(start, have)
-            - self.inner_pages(start, offset - start)
-            - self.inner_pages(offset + want.units, start + have - offset - want.units);
-        if self.occupied_pages() + pages > self.page_limit {
-            return None;
+        let mut pages = 0;
+        if let Some(limit) = self.limit {
+            pages = self.inner_pages(start, have)
+                - self.inner_pages(start, offset - start)
+                - self.inner_pages(offset + want.units, start + have - offset - want.units);
+            if self.occupied_pages() + pages > limit.pages {
+                return None;
+            }
         }
         Some(Fit {
             node,
@@ -161,10 +166,10 @@ impl Pool {
 
     /// Open free blocks of at least one page as (offset, units), the largest classes first.
     pub(crate) fn large_holes(&self) -> Vec<(u32, u32)> {
-        let Some(index) = self.spaces.first() else {
+        let (Some(index), Some(limit)) = (self.spaces.first(), self.limit) else {
             return Vec::new();
         };
-        let least = class_of(1 << self.page_shift);
+        let least = class_of(1 << limit.shift);
         let classes: Vec<u32> = index.classes().filter(|class| *class >= least).collect();
         let mut holes = Vec::new();
         for class in classes.into_iter().rev() {
@@ -183,6 +188,16 @@ impl Pool {
 #[inline]
 fn place(start: u32, have: u32, want: Want) -> Option<u32> {
     let slack = have.checked_sub(want.units)?;
+    let small = want.units < SMALL_UNITS;
+    if want.lifetime == Lifetime::Long || want.align_units > 1 {
+        return place_aligned(start, slack, want);
+    }
+    // Small or large is as good as random: a value, not a branch.
+    let reach = SMALL_REACH_UNITS.saturating_sub(want.units).min(slack);
+    Some(start + select_unpredictable(small, reach, 0))
+}
+
+fn place_aligned(start: u32, slack: u32, want: Want) -> Option<u32> {
     let mask = want.align_units - 1;
     if want.lifetime == Lifetime::Transient && want.units >= SMALL_UNITS {
         let offset = (start + mask) & !mask;
