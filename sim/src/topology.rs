@@ -1,0 +1,538 @@
+//! Machines as TOML files: five are shipped, others are loaded by path, and one can be written
+//! from what a real host reports.
+//!
+//! ```toml
+//! machine = "2x24g"                # required
+//! about = "Two cards."             # optional
+//! reuse_addresses = false          # optional, see SimConfig
+//!
+//! [link]                           # optional: the figures of every direct or broken path
+//! latency_ns = 1100
+//! bytes_per_second = 396_900_000_000
+//!
+//! [[device]]                       # one for each device, in the order of their ids, at most 32
+//! name = "Simulated card"          # required
+//! capacity = "24GiB"               # required; a size or a number of bytes
+//! page = "2MiB"                    # optional; without it the device cannot map pages
+//! granularity = "2MiB"             # optional, 2 MiB
+//! other_processes = "0"            # optional, what others hold from the start
+//! peers = [1]                      # devices that this one reaches directly
+//! broken_peers = []                # devices to which the path delivers wrong bytes
+//!
+//! [[device]]
+//! name = "Simulated card"
+//! capacity = "24GiB"
+//! peers = [0]
+//!
+//! [[pair]]                         # optional: other figures for one ordered pair
+//! from = 0
+//! to = 1
+//! latency_ns = 2000
+//! bytes_per_second = 25_000_000_000
+//! ```
+//!
+//! A path that is listed one way only is refused: list the other way in `peers` or
+//! `broken_peers` too.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use ds4_engine::device::{DeviceId, DeviceInfo, MAX_DEVICES, PeerAccess};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::config::{Link, Problem, SimConfig, SimDevice};
+use crate::input::{InputError, line_and_column, one_line};
+use crate::size::Size;
+
+const SHIPPED: [(&str, &str); 5] = [
+    ("1x24g", include_str!("../topologies/1x24g.toml")),
+    ("2xh200", include_str!("../topologies/2xh200.toml")),
+    ("8xh200", include_str!("../topologies/8xh200.toml")),
+    (
+        "8x24g-mixed",
+        include_str!("../topologies/8x24g-mixed.toml"),
+    ),
+    ("4x24g-bare", include_str!("../topologies/4x24g-bare.toml")),
+];
+
+const FORM: &str = "see the topologies that are shipped for the form";
+
+/// A machine with its description, as a file holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// One sentence for people.
+    pub about: String,
+    /// The machine.
+    pub config: SimConfig,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTopology {
+    machine: Spanned<String>,
+    #[serde(default)]
+    about: String,
+    #[serde(default)]
+    reuse_addresses: bool,
+    link: Option<Spanned<RawLink>>,
+    #[serde(default)]
+    device: Vec<Spanned<RawDevice>>,
+    #[serde(default)]
+    pair: Vec<Spanned<RawPair>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawLink {
+    latency_ns: u64,
+    bytes_per_second: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDevice {
+    name: Spanned<String>,
+    capacity: Spanned<Size>,
+    page: Option<Spanned<Size>>,
+    granularity: Option<Spanned<Size>>,
+    other_processes: Option<Spanned<Size>>,
+    #[serde(default)]
+    peers: Vec<Spanned<usize>>,
+    #[serde(default)]
+    broken_peers: Vec<Spanned<usize>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPair {
+    from: usize,
+    to: usize,
+    latency_ns: u64,
+    bytes_per_second: u64,
+}
+
+impl Topology {
+    /// The names under which machines are shipped.
+    pub fn shipped() -> impl Iterator<Item = &'static str> {
+        SHIPPED.iter().map(|(name, _)| *name)
+    }
+
+    /// Loads a shipped machine by name, or a file by path.
+    ///
+    /// A text with a path separator or ending in `.toml` is a path.
+    ///
+    /// # Errors
+    /// An [`InputError`] when there is no such machine or file, or when it is not valid.
+    pub fn load(name_or_path: &str) -> Result<Self, InputError> {
+        if let Some((name, text)) = SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
+            return Self::from_toml(text, name);
+        }
+        let is_path = name_or_path.contains(['/', '\\'])
+            || Path::new(name_or_path)
+                .extension()
+                .is_some_and(|ending| ending == "toml");
+        if !is_path {
+            let names: Vec<&str> = Self::shipped().collect();
+            return Err(InputError::new(
+                name_or_path,
+                "",
+                "no such topology is shipped",
+                format!(
+                    "use one of {}, or the path of a .toml file",
+                    names.join(", ")
+                ),
+            ));
+        }
+        let text = std::fs::read_to_string(name_or_path).map_err(|error| {
+            InputError::new(
+                name_or_path,
+                "",
+                format!("the topology cannot be read ({error})"),
+                "check the path and that it is a text file",
+            )
+        })?;
+        Self::from_toml(&text, name_or_path)
+    }
+
+    /// Reads a machine from TOML; `file` is what errors call it.
+    ///
+    /// # Errors
+    /// An [`InputError`] with the line of the first thing that is wrong.
+    pub fn from_toml(text: &str, file: &str) -> Result<Self, InputError> {
+        let raw: RawTopology = toml::from_str(text).map_err(|error| {
+            let place = error.span().map_or_else(String::new, |span| {
+                let (line, column) = line_and_column(text, span.start);
+                format!("{line}:{column}")
+            });
+            InputError::new(file, place, one_line(error.message()), FORM)
+        })?;
+        Reader { text, file }.topology(&raw)
+    }
+
+    /// Describes a host by what its backend reports; `access` answers for ordered pairs.
+    #[must_use]
+    pub fn from_devices(
+        machine: &str,
+        infos: &[DeviceInfo],
+        access: impl Fn(DeviceId, DeviceId) -> PeerAccess,
+    ) -> Self {
+        let devices = infos
+            .iter()
+            .map(|info| SimDevice {
+                name: info.name.clone(),
+                page_bytes: info.page_bytes,
+                granularity_bytes: info.page_bytes.unwrap_or(1 << 16),
+                ..SimDevice::new(info.total_bytes)
+            })
+            .collect();
+        let mut config = SimConfig::new(machine, devices);
+        for from in (0..infos.len()).filter_map(DeviceId::new) {
+            for to in (0..infos.len())
+                .filter_map(DeviceId::new)
+                .filter(|to| *to != from)
+            {
+                config.set_link(
+                    from,
+                    to,
+                    Link {
+                        access: access(from, to),
+                        ..Link::nvlink()
+                    },
+                );
+            }
+        }
+        Self {
+            about: "Captured from a host; link figures are assumed.".to_owned(),
+            config,
+        }
+    }
+
+    /// Writes the machine in the form that [`Topology::from_toml`] reads.
+    ///
+    /// A path that exists one way only is written as broken the other way, since a file cannot
+    /// say "one way".
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let config = &self.config;
+        let ids: Vec<DeviceId> = (0..config.devices.len())
+            .filter_map(DeviceId::new)
+            .collect();
+        let mut out = format!(
+            "machine = {}\nabout = {}\n",
+            quoted(&config.machine),
+            quoted(&self.about)
+        );
+        if config.reuse_addresses {
+            out.push_str("reuse_addresses = true\n");
+        }
+        for (device, id) in config.devices.iter().zip(&ids) {
+            write_device(&mut out, device);
+            let list = |wanted: PeerAccess| {
+                let peers = ids.iter().filter(|to| *to != id);
+                let matching = peers.filter(|to| written_access(config, *id, **to) == wanted);
+                let numbers: Vec<String> = matching.map(|to| to.index().to_string()).collect();
+                numbers.join(", ")
+            };
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "peers = [{}]", list(PeerAccess::Direct));
+            let _ = writeln!(out, "broken_peers = [{}]", list(PeerAccess::Broken));
+        }
+        for from in &ids {
+            for to in ids.iter().filter(|to| *to != from) {
+                let Some(link) = config.link(*from, *to) else {
+                    continue;
+                };
+                let listed = written_access(config, *from, *to) != PeerAccess::Absent;
+                let usual = Link {
+                    access: link.access,
+                    ..Link::nvlink()
+                };
+                if listed && link != usual {
+                    let _ = write!(
+                        out,
+                        "\n[[pair]]\nfrom = {}\nto = {}\nlatency_ns = {}\nbytes_per_second = {}\n",
+                        from.index(),
+                        to.index(),
+                        link.latency_ns,
+                        link.bytes_per_second
+                    );
+                }
+            }
+        }
+        out
+    }
+}
+
+fn written_access(config: &SimConfig, from: DeviceId, to: DeviceId) -> PeerAccess {
+    let access = |a, b| {
+        config
+            .link(a, b)
+            .map_or(PeerAccess::Absent, |link| link.access)
+    };
+    match (access(from, to), access(to, from)) {
+        (PeerAccess::Absent, PeerAccess::Direct | PeerAccess::Broken) => PeerAccess::Broken,
+        (there, _) => there,
+    }
+}
+
+fn write_device(out: &mut String, device: &SimDevice) {
+    let _ = write!(
+        out,
+        "\n[[device]]\nname = {}\ncapacity = {}\n",
+        quoted(&device.name),
+        device.capacity_bytes
+    );
+    if let Some(page_bytes) = device.page_bytes {
+        let _ = writeln!(out, "page = {page_bytes}");
+    }
+    let _ = writeln!(out, "granularity = {}", device.granularity_bytes);
+    let _ = writeln!(out, "other_processes = {}", device.other_process_bytes);
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+/// Turns what was written into a machine, with the lines of what is wrong.
+struct Reader<'a> {
+    text: &'a str,
+    file: &'a str,
+}
+
+impl Reader<'_> {
+    fn error<T>(
+        &self,
+        at: &Spanned<T>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> InputError {
+        let (line, _) = line_and_column(self.text, at.span().start);
+        InputError::new(self.file, line.to_string(), problem, remedy)
+    }
+
+    fn topology(&self, raw: &RawTopology) -> Result<Topology, InputError> {
+        let machine = raw.machine.get_ref();
+        if machine.is_empty() || machine.chars().any(char::is_control) {
+            return Err(self.error(
+                &raw.machine,
+                "the machine's name is empty or has control characters",
+                "write for example machine = \"2xh200\"",
+            ));
+        }
+        if raw.device.is_empty() {
+            return Err(InputError::new(
+                self.file,
+                "",
+                "there is no device",
+                "add a [[device]] with a name and a capacity",
+            ));
+        }
+        if let Some(extra) = raw.device.get(MAX_DEVICES) {
+            return Err(self.error(
+                extra,
+                format!("there are {} devices", raw.device.len()),
+                format!("keep at most {MAX_DEVICES}"),
+            ));
+        }
+        let devices = raw
+            .device
+            .iter()
+            .map(|device| self.device(device))
+            .collect::<Result<_, _>>()?;
+        let mut config = SimConfig::new(machine, devices);
+        config.reuse_addresses = raw.reuse_addresses;
+        self.links(raw, &mut config)?;
+        config.validate().map_err(|error| InputError {
+            file: self.file.to_owned(),
+            ..error
+        })?;
+        Ok(Topology {
+            about: raw.about.clone(),
+            config,
+        })
+    }
+
+    fn device(&self, raw: &Spanned<RawDevice>) -> Result<SimDevice, InputError> {
+        let fields = raw.get_ref();
+        let bytes = |size: &Option<Spanned<Size>>| size.as_ref().map(|size| size.get_ref().0);
+        let default = SimDevice::new(fields.capacity.get_ref().0);
+        let device = SimDevice {
+            name: fields.name.get_ref().clone(),
+            page_bytes: bytes(&fields.page),
+            granularity_bytes: bytes(&fields.granularity).unwrap_or(default.granularity_bytes),
+            other_process_bytes: bytes(&fields.other_processes).unwrap_or(0),
+            ..default
+        };
+        let Some(Problem {
+            field,
+            problem,
+            remedy,
+        }) = device.problem()
+        else {
+            return Ok(device);
+        };
+        let written = match field {
+            "page" => fields.page.as_ref(),
+            "granularity" => fields.granularity.as_ref(),
+            "other_processes" => fields.other_processes.as_ref(),
+            "name" => return Err(self.error(&fields.name, problem, remedy)),
+            _ => None,
+        };
+        Err(self.error(written.unwrap_or(&fields.capacity), problem, remedy))
+    }
+
+    fn links(&self, raw: &RawTopology, config: &mut SimConfig) -> Result<(), InputError> {
+        let usual = raw.link.as_ref().map_or(Ok(Link::nvlink()), |link| {
+            self.link(
+                link,
+                link.get_ref().latency_ns,
+                link.get_ref().bytes_per_second,
+            )
+        })?;
+        let ids: Vec<DeviceId> = (0..raw.device.len()).filter_map(DeviceId::new).collect();
+        for from in &ids {
+            for to in ids.iter().filter(|to| *to != from) {
+                config.set_link(
+                    *from,
+                    *to,
+                    Link {
+                        access: PeerAccess::Absent,
+                        ..usual
+                    },
+                );
+            }
+        }
+        for (from, device) in ids.iter().zip(&raw.device) {
+            let lists = [
+                (PeerAccess::Direct, &device.get_ref().peers),
+                (PeerAccess::Broken, &device.get_ref().broken_peers),
+            ];
+            for (access, peers) in lists {
+                for peer in peers {
+                    self.list_peer(config, *from, peer, Link { access, ..usual })?;
+                }
+            }
+        }
+        self.both_ways(raw, config, &ids)?;
+        for pair in &raw.pair {
+            self.pair(config, pair)?;
+        }
+        Ok(())
+    }
+
+    fn list_peer(
+        &self,
+        config: &mut SimConfig,
+        from: DeviceId,
+        peer: &Spanned<usize>,
+        link: Link,
+    ) -> Result<(), InputError> {
+        let number = *peer.get_ref();
+        let to = DeviceId::new(number).filter(|to| to.index() < config.devices.len());
+        let Some(to) = to.filter(|to| *to != from) else {
+            return Err(self.error(
+                peer,
+                format!("device {} lists {number} as a peer", from.index()),
+                format!("list other devices of 0 to {}", config.devices.len() - 1),
+            ));
+        };
+        if config
+            .link(from, to)
+            .is_some_and(|there| there.access != PeerAccess::Absent)
+        {
+            return Err(self.error(
+                peer,
+                format!("device {} lists {number} twice", from.index()),
+                "list each peer once, in peers or in broken_peers",
+            ));
+        }
+        config.set_link(from, to, link);
+        Ok(())
+    }
+
+    fn both_ways(
+        &self,
+        raw: &RawTopology,
+        config: &SimConfig,
+        ids: &[DeviceId],
+    ) -> Result<(), InputError> {
+        let listed = |a, b| {
+            config
+                .link(a, b)
+                .is_some_and(|link| link.access != PeerAccess::Absent)
+        };
+        for (from, device) in ids.iter().zip(&raw.device) {
+            if let Some(to) = ids
+                .iter()
+                .find(|to| listed(*from, **to) && !listed(**to, *from))
+            {
+                let (from, to) = (from.index(), to.index());
+                let fields = device.get_ref();
+                let mut written = fields.peers.iter().chain(&fields.broken_peers);
+                let problem =
+                    format!("device {from} lists {to} as a peer, but {to} does not list {from}");
+                let remedy = format!("add {from} to peers or broken_peers of device {to}");
+                return Err(match written.find(|peer| *peer.get_ref() == to) {
+                    Some(peer) => self.error(peer, problem, remedy),
+                    None => self.error(device, problem, remedy),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn pair(&self, config: &mut SimConfig, pair: &Spanned<RawPair>) -> Result<(), InputError> {
+        let RawPair {
+            from,
+            to,
+            latency_ns,
+            bytes_per_second,
+        } = *pair.get_ref();
+        let ids = DeviceId::new(from)
+            .zip(DeviceId::new(to))
+            .filter(|(a, b)| a != b);
+        let link = ids.and_then(|(a, b)| Some((a, b, config.link(a, b)?)));
+        let Some((a, b, link)) = link.filter(|(.., link)| link.access != PeerAccess::Absent) else {
+            return Err(self.error(
+                pair,
+                format!("there is no path from {from} to {to}"),
+                "give figures only for pairs that peers or broken_peers list",
+            ));
+        };
+        let figures = self.link(pair, latency_ns, bytes_per_second)?;
+        config.set_link(
+            a,
+            b,
+            Link {
+                access: link.access,
+                ..figures
+            },
+        );
+        Ok(())
+    }
+
+    fn link<T>(
+        &self,
+        at: &Spanned<T>,
+        latency_ns: u64,
+        bytes_per_second: u64,
+    ) -> Result<Link, InputError> {
+        if bytes_per_second == 0 {
+            return Err(self.error(
+                at,
+                "the link has no bandwidth",
+                "write bytes_per_second above zero",
+            ));
+        }
+        Ok(Link {
+            access: PeerAccess::Direct,
+            latency_ns,
+            bytes_per_second,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "topology_tests.rs"]
+mod tests;
