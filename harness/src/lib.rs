@@ -1,2 +1,4 @@
 //! The harness behind the `ds4` command.
 #![forbid(unsafe_code)]
+
+pub mod trace;
