@@ -4,3 +4,5 @@
 pub mod backend;
 pub mod bytes;
 pub mod device;
+pub mod layers;
+pub mod selection;
