@@ -1,4 +1,7 @@
 //! The harness behind the `ds4` command.
 #![forbid(unsafe_code)]
 
+pub mod exit;
+pub mod suite;
+pub mod target;
 pub mod trace;
