@@ -6,3 +6,5 @@ pub mod backend;
 pub mod bytes;
 pub mod device;
 pub mod hash;
+pub mod layers;
+pub mod selection;

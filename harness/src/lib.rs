@@ -2,3 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod exit;
+pub mod suite;
+pub mod target;
+pub mod trace;

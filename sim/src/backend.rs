@@ -385,9 +385,7 @@ impl Backend for SimBackend {
         self.on(device, Call::Read, bytes, |state, effects| {
             self.host_copy(state, Call::Read, (address.0, bytes), effects)?;
             state.read(address.0, data);
-            let offset = effects
-                .flip
-                .and_then(|draw| Some((draw >> 3).checked_rem(bytes)?));
+            let offset = effects.flip.and_then(|draw| (draw >> 3).checked_rem(bytes));
             let byte = offset.and_then(|offset| data.get_mut(usize::try_from(offset).ok()?));
             if let (Some(byte), Some(draw)) = (byte, effects.flip) {
                 *byte ^= 1 << (draw & 7);
@@ -457,7 +455,3 @@ impl Backend for SimBackend {
         })
     }
 }
-
-#[cfg(test)]
-#[path = "backend_tests.rs"]
-mod tests;

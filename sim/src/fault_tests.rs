@@ -114,15 +114,15 @@ fn each_bad_plan_is_refused_in_a_sentence_with_place_and_remedy() {
         ),
         (
             fault(r#","skip":-1"#),
-            "plan.json:1:44: invalid value: integer `-1`",
+            "plan.json:1:47: invalid value: integer `-1`",
         ),
         (
             fault(r#","skip":"x""#),
-            "plan.json:1:45: invalid type: string \"x\", expected u64",
+            "plan.json:1:48: invalid type: string \"x\", expected u64",
         ),
         (
             fault(r#","often":1"#),
-            "plan.json:1:43: unknown field `often`",
+            "plan.json:1:45: unknown field `often`",
         ),
         (
             fault(r#","count":0"#),
@@ -134,7 +134,7 @@ fn each_bad_plan_is_refused_in_a_sentence_with_place_and_remedy() {
         ),
         (
             fault(r#","count":-2"#),
-            "plan.json:1:45: invalid value: integer `-2`, expected a whole",
+            "plan.json:1:48: invalid type: integer `-2`, expected a whole",
         ),
         (
             fault(r#","prob":1.5"#),
@@ -150,7 +150,7 @@ fn each_bad_plan_is_refused_in_a_sentence_with_place_and_remedy() {
         ),
         (
             fault(r#","if":{"max":1}"#),
-            "plan.json:1:47: unknown field `max`",
+            "plan.json:1:49: unknown field `max`",
         ),
         (
             fault(r#","if":{"mask":"0b2"}"#),

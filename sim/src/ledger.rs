@@ -189,7 +189,7 @@ impl Ledger {
                 device,
                 call,
                 detail,
-            })
+            });
         });
     }
 

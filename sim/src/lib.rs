@@ -39,6 +39,8 @@ mod memory;
 mod size;
 mod space;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod topology;
 
 pub use call::{Call, CallCounts};

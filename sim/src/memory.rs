@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 pub const POISON: u8 = 0xA5;
 
 const FRAME_BYTES: u64 = 4096;
+const FRAME_LEN: usize = 4096;
 
-type Frame = Box<[u8; FRAME_BYTES as usize]>;
+type Frame = Box<[u8; FRAME_LEN]>;
 
 /// A part of memory, as it is cheapest to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,7 +200,7 @@ impl SparseBytes {
         let value = self.constant_of(frame);
         self.frames
             .entry(frame)
-            .or_insert_with(|| Box::new([value; FRAME_BYTES as usize]))
+            .or_insert_with(|| Box::new([value; FRAME_LEN]))
             .as_mut_slice()
     }
 
@@ -240,9 +241,12 @@ impl SparseBytes {
 
 /// The frame of an offset, the place in it, and the bytes from there to the frame's end.
 fn split(offset: u64) -> (u64, usize, usize) {
-    #[expect(clippy::cast_possible_truncation, reason = "a remainder below 4096")]
-    let start = (offset % FRAME_BYTES) as usize;
-    (offset / FRAME_BYTES, start, FRAME_BYTES as usize - start)
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "only the low 12 bits are kept"
+    )]
+    let start = offset as usize & (FRAME_LEN - 1);
+    (offset / FRAME_BYTES, start, FRAME_LEN - start)
 }
 
 fn remove_range<V>(map: &mut BTreeMap<u64, V>, first: u64, end: u64) {

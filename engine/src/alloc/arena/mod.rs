@@ -226,8 +226,9 @@ impl Arena {
         let old_units = self.pool.units();
         match &mut self.backing {
             Backing::Pages(pages) => {
-                // Fewer free pages than the request fills: wider addresses cannot help.
-                if u64::from(ask.units) * UNIT_BYTES > pages.free_bytes(&self.pool) {
+                // A block fills whole free pages and at most two that others touch already.
+                let reach = pages.free_bytes(&self.pool) + 2 * pages.page_bytes();
+                if u64::from(ask.units) * UNIT_BYTES > reach {
                     return Err(Miss::NoPlace);
                 }
                 let left = units_of(pages.range_bytes()) - old_units;

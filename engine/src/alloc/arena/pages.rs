@@ -77,6 +77,10 @@ impl Pages {
         self.base
     }
 
+    pub(super) fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
     pub(super) fn range_bytes(&self) -> u64 {
         self.range_bytes
     }

@@ -20,6 +20,8 @@ mod check;
 mod classes;
 mod node;
 mod search;
+#[cfg(test)]
+mod tests;
 
 pub use check::{BlockState, BlockView};
 use std::hint::select_unpredictable;

@@ -107,7 +107,7 @@ impl Pool {
             let mut node = index.head(class);
             while node != NONE {
                 probes += 1;
-                if let Some(fit) = self.fit(node, space, want) {
+                if let Some(fit) = self.fit_anywhere(node, space, want) {
                     if want.lifetime == Lifetime::Transient {
                         best = Some(fit);
                         break 'search;
@@ -123,14 +123,40 @@ impl Pool {
         best
     }
 
-    /// The place of `want` in one free block, if it fits there and the page limit allows it.
+    /// The usual place of `want` in one free block, if it fits there within the page limit.
     #[inline]
     fn fit(&self, node: u32, space: u32, want: Want) -> Option<Fit> {
         let record = &self.nodes[node as usize];
-        let (start, have) = (record.offset, record.units);
-        let offset = place(start, have, want)?;
+        let offset = place(record.offset, record.units, want)?;
+        self.fit_at(node, space, want, offset)
+    }
+
+    /// The place of `want` at either end of one free block, the usual end first.
+    ///
+    /// No place between the ends touches fewer fresh pages than the better end does.
+    fn fit_anywhere(&self, node: u32, space: u32, want: Want) -> Option<Fit> {
+        if let Some(fit) = self.fit(node, space, want) {
+            return Some(fit);
+        }
+        let record = &self.nodes[node as usize];
+        let slack = record.units.checked_sub(want.units)?;
+        let mask = want.align_units - 1;
+        let (low, high) = (
+            (record.offset + mask) & !mask,
+            (record.offset + slack) & !mask,
+        );
+        [low, high]
+            .into_iter()
+            .filter(|offset| *offset >= record.offset && offset - record.offset <= slack)
+            .find_map(|offset| self.fit_at(node, space, want, offset))
+    }
+
+    #[inline]
+    fn fit_at(&self, node: u32, space: u32, want: Want, offset: u32) -> Option<Fit> {
         let mut pages = 0;
         if let Some(limit) = self.limit {
+            let record = &self.nodes[node as usize];
+            let (start, have) = (record.offset, record.units);
             pages = self.inner_pages(start, have)
                 - self.inner_pages(start, offset - start)
                 - self.inner_pages(offset + want.units, start + have - offset - want.units);
