@@ -30,7 +30,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// One thread with a quarter more room than the workload's peak.
+    /// One thread with room to spare over the workload's peak.
     #[must_use]
     pub fn new(contender: &Arc<Contender>, workload: &Arc<Workload>) -> Self {
         Self {
@@ -42,10 +42,10 @@ impl Spec {
     }
 }
 
-/// A quarter more than `peak_bytes`, in whole pages: room in which no allocator refuses.
+/// Half as much again as `peak_bytes`, in whole pages: room in which no allocator refuses.
 #[must_use]
 pub fn roomy(peak_bytes: u64) -> u64 {
-    (peak_bytes + peak_bytes / 4).next_multiple_of(2 << 20)
+    (peak_bytes + peak_bytes / 2).next_multiple_of(2 << 20)
 }
 
 /// Times of one allocator, in nanoseconds per operation.

@@ -24,7 +24,7 @@ pub trait Peer {
 }
 
 /// Runs operations; a peer with its slots, the type of its ids forgotten.
-pub trait Runner: Send {
+pub trait Runner {
     /// Runs `ops` in order; returns how many requests were refused.
     fn run(&mut self, ops: &[Op]) -> u64;
 
@@ -32,15 +32,19 @@ pub trait Runner: Send {
     fn drain(&mut self);
 }
 
-struct Slots<P: Peer> {
+pub(super) struct Slots<P: Peer> {
     peer: P,
     slots: Vec<Option<P::Id>>,
 }
 
-impl<P: Peer + Send> Runner for Slots<P>
-where
-    P::Id: Send,
-{
+impl<P: Peer> Slots<P> {
+    pub(super) fn new(peer: P, slots: usize) -> Self {
+        let slots = std::iter::repeat_with(|| None).take(slots).collect();
+        Self { peer, slots }
+    }
+}
+
+impl<P: Peer> Runner for Slots<P> {
     fn run(&mut self, ops: &[Op]) -> u64 {
         let mut refused = 0;
         for op in ops {
@@ -70,13 +74,8 @@ where
 }
 
 /// A runner of `peer` for workloads of `slots` slots.
-pub fn runner<P>(peer: P, slots: usize) -> Box<dyn Runner>
-where
-    P: Peer + Send + 'static,
-    P::Id: Send,
-{
-    let slots = std::iter::repeat_with(|| None).take(slots).collect();
-    Box::new(Slots { peer, slots })
+pub fn runner<P: Peer + 'static>(peer: P, slots: usize) -> Box<dyn Runner> {
+    Box::new(Slots::new(peer, slots))
 }
 
 /// Opens a runner with (capacity in bytes, slots).

@@ -8,7 +8,7 @@ use ds4_engine::device::DeviceMask;
 use super::Options;
 use super::counts::MASKS;
 use super::measure::Spec;
-use super::peers::{ByHandle, Contender, Runner, open_allocator, runner, subjects};
+use super::peers::{ByHandle, Contender, Runner, Slots, open_allocator, runner, subjects};
 use super::workload::{
     LIVE_COUNTS, Op, SIZES, Workload, churn, one_size, refusal, ring, rmm_random, standing,
     vma_blocks,
@@ -187,13 +187,13 @@ fn across_threads(threads: usize, devices: usize, pairs: u32) -> Group {
     })
 }
 
-fn lane(allocator: &Arc<Allocator>, device: usize, slots: usize) -> Box<dyn Runner> {
+fn lane(allocator: &Arc<Allocator>, device: usize, slots: usize) -> Slots<ByHandle> {
     let (allocator, mask) = (Arc::clone(allocator), DeviceMask(1 << device));
-    runner(ByHandle { allocator, mask }, slots)
+    Slots::new(ByHandle { allocator, mask }, slots)
 }
 
 /// Runs the same operations on several threads at once.
-struct Together(Vec<Box<dyn Runner>>);
+struct Together(Vec<Slots<ByHandle>>);
 
 impl Runner for Together {
     fn run(&mut self, ops: &[Op]) -> u64 {
