@@ -22,7 +22,7 @@ use crate::finding::StreamRace;
 /// Accesses kept for each device before those that the host has seen done are dropped.
 const ACCESSES_SOFT: usize = 256;
 /// Accesses kept before those that are done on the virtual clock are dropped, seen or not.
-const ACCESSES_HARD: usize = 2048;
+const ACCESSES_HARD: usize = 1024;
 
 /// One life of a stream: a later stream of the same number is another one.
 #[derive(Debug)]
@@ -244,6 +244,10 @@ impl Access {
         self.life.seen_done.load(Ordering::Relaxed) >= self.number
     }
 
+    fn is_covered_by(&self, start: u64, end: u64, writes: bool) -> bool {
+        start <= self.start && self.end <= end && (writes || !self.writes)
+    }
+
     fn race(
         &self,
         (start, end): (u64, u64),
@@ -281,23 +285,28 @@ impl Accesses {
         if start >= end {
             return None;
         }
-        let race = self.0.iter().find(|access| {
-            access.start < end
-                && start < access.end
+        let mut race = None;
+        let mut covered = false;
+        let overlapping = |access: &&Access| access.start < end && start < access.end;
+        for access in self.0.iter().filter(overlapping) {
+            if Arc::ptr_eq(&access.life, &stream.life) {
+                covered |= access.is_covered_by(start, end, writes);
+            } else if race.is_none()
                 && (writes || access.writes)
-                && !Arc::ptr_eq(&access.life, &stream.life)
                 && !access.seen_done()
                 && !stream.after.covers(&access.life, access.number)
-        });
-        let later = Some((stream.life.device, stream.life.stream));
-        let race = race.map(|access| access.race((start, end), device, call, later));
-        // Work of the same stream on the same bytes stands for what it covers.
-        self.0.retain(|access| {
-            !(Arc::ptr_eq(&access.life, &stream.life)
-                && start <= access.start
-                && access.end <= end
-                && (writes || !access.writes))
-        });
+            {
+                let later = Some((stream.life.device, stream.life.stream));
+                race = Some(access.race((start, end), device, call, later));
+            }
+        }
+        if covered {
+            // Work of the same stream on the same bytes stands for what it covers.
+            self.0.retain(|access| {
+                !(Arc::ptr_eq(&access.life, &stream.life)
+                    && access.is_covered_by(start, end, writes))
+            });
+        }
         self.0.push(Access {
             start,
             end,
