@@ -1,10 +1,10 @@
 //! Recorded allocation traces: reading them in four formats, and writing our own runs.
 //!
-//! Every reader feeds one [`Book`](book::Book), so what makes a trace valid is decided once:
+//! Every reader feeds one `Book`, so what makes a trace valid is decided once:
 //! an event frees only what is live, an allocation has a size, a device index is at most 31.
 //! What a reader leaves out or adds is counted in [`Trace::notes`], never silent.
 //!
-//! Formats are told apart by content ([`detect`]); gzip is seen through. Readers stream: no
+//! Formats are told apart by content, not by extension; gzip is seen through. Readers stream: no
 //! reader holds the file beside the events. Nothing in a pickle is ever executed.
 //!
 //! Left out on purpose: what a trace means to an allocator (see the replay), and events of
@@ -192,7 +192,7 @@ pub struct ReadLimits {
     pub max_line_bytes: usize,
     /// Events of the trace.
     pub max_events: usize,
-    /// Values of a pickle that are held at once, about 48 bytes of memory each at worst.
+    /// Values of a pickle that are held at once, up to 32 bytes of memory each.
     pub max_pickle_items: usize,
 }
 
