@@ -314,7 +314,7 @@ impl<'a> Book<'a> {
         }
     }
 
-    fn device(&mut self, device: u64, at: Position) -> Result<u32, TraceError> {
+    fn device(&self, device: u64, at: Position) -> Result<u32, TraceError> {
         match u32::try_from(device) {
             Ok(index) if index <= MAX_DEVICE_INDEX => Ok(index),
             Ok(_) | Err(_) => Err(self.site.sequence(

@@ -17,6 +17,7 @@ mod jsonl;
 mod minimalloc;
 mod pickle;
 mod pytorch;
+mod record;
 mod rmm;
 mod source;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use std::path::Path;
 use error::Site;
 
 pub use error::{Complaint, Position, TraceError};
+pub use record::write_files;
 pub use write::{
     RecordedBlock, RecordedDevice, RecordedEvent, RecordedKind, RecordedRun, write_jsonl,
     write_pytorch_snapshot, write_rmm_csv,
