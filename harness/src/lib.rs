@@ -2,7 +2,16 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod cli;
+pub mod command;
 pub mod exit;
+pub mod fit;
+pub mod machine;
+pub mod output;
+mod record;
+pub mod replay;
+pub mod stopwatch;
 pub mod suite;
 pub mod target;
 pub mod trace;
+pub mod workload;

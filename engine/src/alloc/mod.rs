@@ -433,6 +433,12 @@ impl Allocator {
         self.lock(device).map(|(_, arena)| arena.snapshot())
     }
 
+    /// Requests refused so far.
+    #[must_use]
+    pub fn refusals(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
     /// The figures of all devices.
     #[must_use]
     pub fn report(&self) -> AllocatorReport {
@@ -444,7 +450,7 @@ impl Allocator {
                 .collect(),
             orphaned_hints: self.orphaned.load(Ordering::Relaxed),
             relaxed: self.relaxed.load(Ordering::Relaxed),
-            refusals: self.refused.load(Ordering::Relaxed),
+            refusals: self.refusals(),
             state_hash: self.state_hash(),
         }
     }
