@@ -31,7 +31,8 @@ use crate::hash::StateHash;
 use arena::{Arena, Ask};
 pub use copy::{CopyError, CopyPath, CopyReport};
 pub use error::{
-    AllocError, CandidateRefusal, FreeError, InitError, Refusal, RefusalCause, RefusalReason,
+    AllocError, CandidateRefusal, CandidateRefusals, FreeError, InitError, Refusal, RefusalCause,
+    RefusalReason,
 };
 pub use observe::{AllocatorEvent, Observer, RecordedEvent, RecordedKind, Recorder};
 use placement::{Load, OrphanPolicy, candidates, least_loaded};
@@ -188,7 +189,7 @@ impl Allocator {
         if found.orphaned {
             self.note_orphan(request.mask);
         }
-        let mut reasons = Vec::new();
+        let mut reasons = CandidateRefusals::new();
         match self.try_each(request, &ask, found.mask, found.orphaned, &mut reasons) {
             Some(allocation) => Ok(allocation),
             None => Err(self.refuse(request, RefusalCause::Tried(reasons))),
@@ -205,7 +206,7 @@ impl Allocator {
         ladder: &[DeviceMask],
     ) -> Result<Relaxed, AllocError> {
         let ask = check_request(request)?;
-        let mut reasons = Vec::new();
+        let mut reasons = CandidateRefusals::new();
         let mut tried = DeviceMask::EMPTY;
         let mut cause = None;
         let rungs = std::iter::once(&request.mask).chain(ladder);
@@ -245,15 +246,15 @@ impl Allocator {
         ask: &Ask,
         mask: DeviceMask,
         orphaned: bool,
-        reasons: &mut Vec<CandidateRefusal>,
+        reasons: &mut CandidateRefusals,
     ) -> Option<Allocation> {
         let mut rest = mask;
         while let Some(id) = least_loaded(rest, |id| self.load(id)) {
+            rest = rest.without(DeviceMask::only(id));
             match self.try_one(request, ask, id, orphaned) {
                 Ok(allocation) => return Some(allocation),
                 Err(refusal) => reasons.push(refusal),
             }
-            rest = rest.without(DeviceMask::only(id));
         }
         None
     }

@@ -77,10 +77,6 @@ impl Pages {
         self.base
     }
 
-    pub(super) fn page_bytes(&self) -> u64 {
-        self.page_bytes
-    }
-
     pub(super) fn range_bytes(&self) -> u64 {
         self.range_bytes
     }
@@ -92,6 +88,12 @@ impl Pages {
     /// Bytes of pages that no block touches, mapped, spare or not yet taken.
     pub(super) fn free_bytes(&self, pool: &Pool) -> u64 {
         (self.limit - u64::from(pool.occupied_pages()).min(self.limit)) * self.page_bytes
+    }
+
+    /// The most that one block could cover: whole free pages and the edges of two others.
+    #[inline]
+    pub(super) fn reach_bytes(&self, pool: &Pool) -> u64 {
+        self.free_bytes(pool) + 2 * self.page_bytes
     }
 
     /// Lets `peers` reach every page that is mapped from now on.
