@@ -1,7 +1,7 @@
 //! Packing one model onto one set of budgets, and by how much it fails.
 
 use super::model::Model;
-use super::{DeviceUse, KvType, Load, PlanDevice, PlanError};
+use super::{DeviceUse, KvType, Load, NextEntry, PlanDevice, PlanError};
 use ds4_engine::device::DeviceId;
 use ds4_engine::layers::{Packing, Spot, pack};
 use ds4_engine::selection::{Budget, Selection};
@@ -184,6 +184,7 @@ impl<'a> Case<'a> {
                     budget_bytes,
                     free_bytes: budget_bytes.saturating_sub(load.total_bytes),
                     load,
+                    next_entry: room.and_then(|index| outcome.next_entry(index)),
                     shortfall_bytes: None,
                 }
             })
@@ -217,6 +218,27 @@ impl Outcome {
         let embedding = room(self.packing.spots.first());
         let head = room(self.packing.spots.last()).or(rooms.checked_sub(1));
         embedding.is_none() || embedding == head
+    }
+
+    /// The first entry beyond the usable device at `index`: it was too large to stay there.
+    fn next_entry(&self, index: usize) -> Option<NextEntry> {
+        let beyond = |spot: &Spot| match spot {
+            Spot::Device(device) => device.index() > index,
+            Spot::Host => true,
+        };
+        let number = self.packing.spots.iter().position(beyond)?;
+        let entry = self.entries.get(number)?;
+        let name = if number == 0 {
+            "embedding".to_owned()
+        } else if number + 1 == self.entries.len() {
+            "output head".to_owned()
+        } else {
+            format!("layer {}", number - 1)
+        };
+        Some(NextEntry {
+            name,
+            bytes: entry.weights + entry.kv,
+        })
     }
 
     /// What the usable device at `index`, or the host, holds.

@@ -226,6 +226,15 @@ pub struct Load {
     pub embedding_copy: bool,
 }
 
+/// The entry at which a device was left for the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NextEntry {
+    /// `embedding`, `layer N` or `output head`.
+    pub name: String,
+    /// Its size with its share of the KV cache, in bytes.
+    pub bytes: u64,
+}
+
 /// One device of a plan. All sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlanDevice {
@@ -248,6 +257,8 @@ pub struct PlanDevice {
     pub load: Load,
     /// What of the budget is left.
     pub free_bytes: u64,
+    /// The entry that was too large for what is left, if it is not all here or before.
+    pub next_entry: Option<NextEntry>,
     /// How much more this device alone would need for the whole model to fit; `None` when it fits
     /// already or the device is not used.
     pub shortfall_bytes: Option<u64>,

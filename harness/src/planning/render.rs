@@ -117,7 +117,15 @@ fn device_row(device: &PlanDevice) -> (Vec<String>, String) {
     cells.push(format_bytes(device.free_bytes));
     cells.push(device.shortfall_bytes.map_or(String::new(), format_bytes));
     let holds = match device.usage {
-        DeviceUse::Usable => holds(&device.load),
+        DeviceUse::Usable => match (&device.next_entry, device.shortfall_bytes) {
+            (Some(next), Some(_)) => format!(
+                "{}; {} needs {}",
+                holds(&device.load),
+                next.name,
+                format_bytes(next.bytes)
+            ),
+            _ => holds(&device.load),
+        },
         DeviceUse::Excluded => "excluded".to_owned(),
         DeviceUse::NotPlaced => "not in the placement".to_owned(),
     };

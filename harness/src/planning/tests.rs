@@ -99,7 +99,7 @@ fn a_model_that_fits_shows_what_each_device_holds() {
 
 #[test]
 fn a_model_that_does_not_fit_shows_the_shortfall_and_a_remedy() {
-    let plan = planned(&untied(8), "20M,12M", 4096);
+    let plan = planned(&untied(8), "60M,40M", 4096);
     assert_golden!("does_not_fit", render_text(&plan));
     assert_golden!(
         "does_not_fit_json",
