@@ -1,8 +1,10 @@
 //! A multi-GPU device-memory allocator with placement hints.
 #![deny(unsafe_code)]
 
+pub mod alloc;
 pub mod backend;
 pub mod bytes;
 pub mod device;
+pub mod hash;
 pub mod layers;
 pub mod selection;

@@ -1,2 +1,54 @@
-//! Simulated devices behind the engine's backend trait.
+//! Simulated devices behind the engine's backend trait: a peer of the real backends, never their
+//! silent stand-in.
+//!
+//! **Modelled**, for each device: capacity, granularity and memory that other processes hold;
+//! allocations and mapped pages with real bytes, kept sparse so that 8 × 141 GiB fit on a small
+//! host; poison in memory that nobody wrote; every access checked against live, mapped memory, so
+//! that overruns and use after free are errors; peer access for each ordered pair, absent, direct
+//! or broken; streams and events on a virtual clock, with the races between them; and faults as
+//! data ([`fault`]). [`Ledger`] checks from outside what came of it.
+//!
+//! **Not modelled**: kernels (their host equivalents work on the bytes), contention for bandwidth
+//! between streams, the driver's own memory, fragmentation of physical memory, and the network
+//! between hosts. Times come from [`cost`] and are simulated: they order work, and are no
+//! measurement.
+//!
+//! The same calls from one thread give the same results, virtual times and
+//! [`SimBackend::state_hash`] on every machine: there is no wall clock, hash order or floating
+//! point in any decision, and chances are drawn from the plan's seed.
+//!
+//! One lock for each device: calls on different devices run side by side, and a copy between two
+//! locks both in the order of their indices.
 #![forbid(unsafe_code)]
+
+mod backend;
+mod call;
+mod clock;
+mod config;
+pub mod cost;
+mod device;
+pub mod fault;
+mod fault_json;
+mod finding;
+mod input;
+mod intervals;
+mod ledger;
+mod machine;
+mod memory;
+mod size;
+mod space;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+pub use call::{Call, CallCounts};
+pub use clock::{Clock, VirtualClock};
+pub use config::{Link, MAX_CAPACITY_BYTES, MIN_GRANULE_BYTES, SimConfig, SimDevice};
+pub use fault::{Fault, FaultCount, FaultKind, FaultPlan};
+pub use finding::{Finding, LedgerBlock, StreamRace};
+pub use input::InputError;
+pub use ledger::Ledger;
+pub use machine::SimBackend;
+pub use memory::{OutOfBounds, POISON, SparseBytes};
+pub use topology::Topology;

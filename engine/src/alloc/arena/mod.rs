@@ -1,0 +1,545 @@
+//! One device's memory: the books of the pool, the memory behind them, and stream order.
+
+mod pages;
+mod slabs;
+mod streams;
+
+use crate::backend::{Backend, BackendError, OomOrigin};
+use crate::device::{DeviceAddress, DeviceId, DeviceInfo, DeviceMask, StreamId};
+use crate::hash::StateHash;
+
+use super::address_table::AddressTable;
+use super::error::{FreeError, RefusalReason};
+use super::pool::{
+    Block, BlockId, Fit, Lifetime, MAX_UNITS, NotLive, OPEN, PageLimit, Pool, UNIT_BYTES, Want,
+};
+use super::report::PoolStats;
+use pages::Pages;
+use slabs::Slabs;
+use streams::Streams;
+
+/// What stands behind the books.
+#[derive(Debug)]
+enum Backing {
+    Pages(Pages),
+    Slabs(Slabs),
+}
+
+/// One request as a device sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    pub(super) units: u32,
+    pub(super) slack_bytes: u32,
+    pub(super) align_units: u32,
+    pub(super) stream: StreamId,
+    pub(super) lifetime: Lifetime,
+}
+
+/// A block as it was granted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Granted {
+    pub(super) id: BlockId,
+    pub(super) offset: u32,
+    pub(super) address: DeviceAddress,
+}
+
+/// One device's share of the allocator, behind one lock.
+#[derive(Debug)]
+pub(super) struct Arena {
+    device: DeviceId,
+    budget_bytes: u64,
+    pool: Pool,
+    backing: Backing,
+    streams: Streams,
+    addresses: Option<AddressTable>,
+    pub(super) stats: PoolStats,
+}
+
+/// Why one attempt found no place.
+enum Miss {
+    /// The books have no place, or the budget no room to grow.
+    NoPlace,
+    /// The reserved range is used up although pages are left.
+    NoAddresses,
+    /// The backend failed.
+    Backend(BackendError),
+}
+
+impl Arena {
+    /// Prepares a device; `budget_bytes` is rounded down to what its backing can hold.
+    pub(super) fn open(
+        backend: &dyn Backend,
+        device: DeviceId,
+        info: &DeviceInfo,
+        budget_bytes: u64,
+        free_by_address: bool,
+    ) -> Result<Self, BackendError> {
+        let granule = info.page_bytes.unwrap_or(UNIT_BYTES);
+        let most = u64::from(MAX_UNITS) * UNIT_BYTES;
+        let budget_bytes = budget_bytes.min(most) & !(granule - 1);
+        let (pool, backing) = match info.page_bytes {
+            Some(page_bytes) => {
+                let shift = page_bytes.trailing_zeros() - UNIT_BYTES.trailing_zeros();
+                let limit = u32::try_from(budget_bytes / page_bytes).unwrap_or(u32::MAX);
+                let mut pool = Pool::new(Some(PageLimit {
+                    shift,
+                    pages: limit,
+                }));
+                let pages = Pages::reserve(backend, device, budget_bytes, page_bytes, most)?;
+                pool.extend(units_of(budget_bytes), false);
+                (pool, Backing::Pages(pages))
+            }
+            None => (
+                Pool::new(None),
+                Backing::Slabs(Slabs::new(device, budget_bytes)),
+            ),
+        };
+        Ok(Self {
+            device,
+            budget_bytes,
+            pool,
+            backing,
+            streams: Streams::new(device),
+            addresses: free_by_address.then(AddressTable::new),
+            stats: PoolStats {
+                budget_bytes,
+                ..PoolStats::default()
+            },
+        })
+    }
+
+    pub(super) fn budget_bytes(&self) -> u64 {
+        self.budget_bytes
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.stats.used_bytes
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(super) fn register_stream(&mut self, stream: StreamId) {
+        self.streams.register(stream);
+    }
+
+    pub(super) fn set_peers(&mut self, peers: DeviceMask) {
+        if let Backing::Pages(pages) = &mut self.backing {
+            pages.set_peers(peers);
+        }
+    }
+
+    /// The range of addresses that never changes, if the device has one.
+    pub(super) fn fixed_range(&self) -> Option<(DeviceAddress, u64)> {
+        match &self.backing {
+            Backing::Pages(pages) => Some((pages.base(), pages.range_bytes())),
+            Backing::Slabs(_) => None,
+        }
+    }
+
+    /// Grants a request, or says why not; a refusal changes nothing.
+    #[inline]
+    pub(super) fn allocate(
+        &mut self,
+        backend: &dyn Backend,
+        ask: &Ask,
+    ) -> Result<Granted, RefusalReason> {
+        if !self.streams.knows(ask.stream) {
+            return Err(RefusalReason::UnknownStream { stream: ask.stream });
+        }
+        let Some(slot) = self.streams.slot(&mut self.pool, ask.stream) else {
+            return Err(RefusalReason::UnknownStream { stream: ask.stream });
+        };
+        let fit = match self.place(backend, ask, slot) {
+            Ok(fit) => fit,
+            Err(miss) => self.place_under_pressure(backend, ask, slot, miss)?,
+        };
+        Ok(self.commit(fit, ask, slot))
+    }
+
+    fn commit(&mut self, fit: Fit, ask: &Ask, slot: u32) -> Granted {
+        let id = self.pool.take(fit, ask.slack_bytes, slot);
+        let bytes = u64::from(ask.units) * UNIT_BYTES;
+        self.stats
+            .allocated(bytes, bytes - u64::from(ask.slack_bytes));
+        if let Some(addresses) = &mut self.addresses {
+            addresses.insert(fit.offset, id.node);
+        }
+        let address = self.address(fit.offset);
+        Granted {
+            id,
+            offset: fit.offset,
+            address,
+        }
+    }
+
+    fn address(&self, offset: u32) -> DeviceAddress {
+        match &self.backing {
+            Backing::Pages(pages) => DeviceAddress(pages.base().0 + u64::from(offset) * UNIT_BYTES),
+            Backing::Slabs(slabs) => slabs.address(offset).unwrap_or(DeviceAddress(0)),
+        }
+    }
+
+    /// A backed place for a request, from free memory or by growing.
+    #[inline]
+    fn place(&mut self, backend: &dyn Backend, ask: &Ask, slot: u32) -> Result<Fit, Miss> {
+        if let Some(fit) = self.search(ask, slot) {
+            return self.back(backend, fit).map(|()| fit);
+        }
+        self.grow(backend, ask, slot)
+    }
+
+    #[inline]
+    fn search(&mut self, ask: &Ask, slot: u32) -> Option<Fit> {
+        let want = Want {
+            units: ask.units,
+            align_units: ask.align_units,
+            lifetime: ask.lifetime,
+        };
+        if let Some(own) = self.streams.own_spaces(slot) {
+            for space in own {
+                if let Some(fit) = self.pool.find(space, want) {
+                    return Some(fit);
+                }
+            }
+        }
+        self.pool.find(OPEN, want)
+    }
+
+    #[inline]
+    fn back(&mut self, backend: &dyn Backend, fit: Fit) -> Result<(), Miss> {
+        match &mut self.backing {
+            Backing::Pages(pages) if !pages.is_mapped(fit.offset, fit.units) => {
+                let streams = &self.streams;
+                let settle = || streams.settle(backend);
+                let mapped = pages.map(backend, &self.pool, fit.offset, fit.units, &settle);
+                self.stats.reserved(pages.reserved_bytes());
+                mapped.map_err(Miss::Backend)
+            }
+            Backing::Pages(_) | Backing::Slabs(_) => Ok(()),
+        }
+    }
+
+    /// Widens the pool within the budget: more addresses for the same pages, or another slab.
+    fn grow(&mut self, backend: &dyn Backend, ask: &Ask, slot: u32) -> Result<Fit, Miss> {
+        let old_units = self.pool.units();
+        match &mut self.backing {
+            Backing::Pages(pages) => {
+                // A block fills whole free pages and at most two that others touch already.
+                let reach = pages.free_bytes(&self.pool) + 2 * pages.page_bytes();
+                if u64::from(ask.units) * UNIT_BYTES > reach {
+                    return Err(Miss::NoPlace);
+                }
+                let left = units_of(pages.range_bytes()) - old_units;
+                let step = units_of(self.budget_bytes).min(left);
+                if self.pool.extend(step, false).is_none() {
+                    return Err(Miss::NoAddresses);
+                }
+                let found = match self.search(ask, slot) {
+                    Some(fit) => self.back(backend, fit).map(|()| fit),
+                    None => Err(Miss::NoPlace),
+                };
+                if found.is_err() {
+                    self.pool.retract(step);
+                }
+                found
+            }
+            Backing::Slabs(slabs) => {
+                let grown = slabs
+                    .grow(backend, old_units, ask.units)
+                    .map_err(Miss::Backend)?;
+                self.stats.reserved(slabs.reserved_bytes());
+                let Some(grown) = grown else {
+                    return Err(Miss::NoPlace);
+                };
+                if self.pool.extend(grown.units, true).is_none() {
+                    slabs.drop_last(backend).map_err(Miss::Backend)?;
+                    return Err(Miss::NoAddresses);
+                }
+                self.search(ask, slot).ok_or(Miss::NoPlace)
+            }
+        }
+    }
+
+    /// What is done before refusing, in this order: drain, search, wait, search, trim, search.
+    #[cold]
+    fn place_under_pressure(
+        &mut self,
+        backend: &dyn Backend,
+        ask: &Ask,
+        slot: u32,
+        mut miss: Miss,
+    ) -> Result<Fit, RefusalReason> {
+        for wait in [false, true] {
+            if !self.streams.holds_back(&self.pool) {
+                break;
+            }
+            match self.streams.drain(backend, &mut self.pool, wait) {
+                Ok(true) => match self.place(backend, ask, slot) {
+                    Ok(fit) => return Ok(fit),
+                    Err(again) => miss = again,
+                },
+                Ok(false) => {}
+                Err(error) => miss = Miss::Backend(error),
+            }
+        }
+        match self.drop_empty_slab(backend, ask) {
+            Ok(true) => match self.place(backend, ask, slot) {
+                Ok(fit) => return Ok(fit),
+                Err(again) => miss = again,
+            },
+            Ok(false) => {}
+            Err(error) => miss = Miss::Backend(error),
+        }
+        Err(self.reason(backend, ask, miss))
+    }
+
+    fn reason(&self, backend: &dyn Backend, ask: &Ask, miss: Miss) -> RefusalReason {
+        match miss {
+            Miss::Backend(error) => self.backend_reason(backend, error),
+            Miss::NoAddresses => RefusalReason::AddressSpace {
+                reserved_bytes: u64::from(self.pool.units()) * UNIT_BYTES,
+            },
+            Miss::NoPlace => {
+                let asked = u64::from(ask.units) * UNIT_BYTES;
+                if self.stats.used_bytes + asked > self.budget_bytes {
+                    return RefusalReason::Budget;
+                }
+                RefusalReason::Fragmentation {
+                    largest_free_bytes: self.largest_free_bytes(),
+                }
+            }
+        }
+    }
+
+    fn backend_reason(&self, backend: &dyn Backend, error: BackendError) -> RefusalReason {
+        match error {
+            BackendError::OutOfMemory {
+                origin: OomOrigin::Injected { entry },
+                ..
+            } => RefusalReason::Injected { entry },
+            BackendError::OutOfMemory {
+                call, asked_bytes, ..
+            } => {
+                let free_bytes = backend
+                    .memory_info(self.device)
+                    .ok()
+                    .map(|info| info.free_bytes);
+                RefusalReason::DriverOutOfMemory {
+                    call,
+                    asked_bytes,
+                    free_bytes,
+                }
+            }
+            BackendError::DeviceLost { detail, .. } => RefusalReason::DeviceLost { detail },
+            error @ (BackendError::Unsupported { .. } | BackendError::Driver { .. }) => {
+                RefusalReason::Driver {
+                    detail: error.to_string(),
+                }
+            }
+        }
+    }
+
+    /// The largest request that would be granted without freeing anything, in bytes.
+    pub(super) fn largest_free_bytes(&self) -> u64 {
+        match &self.backing {
+            Backing::Pages(pages) => pages.free_bytes(&self.pool),
+            Backing::Slabs(slabs) => {
+                let free = u64::from(self.pool.largest_free()) * UNIT_BYTES;
+                free.max(self.budget_bytes.saturating_sub(slabs.reserved_bytes()))
+            }
+        }
+    }
+
+    /// Gives the last slab back if it is empty and that makes room for the request.
+    fn drop_empty_slab(&mut self, backend: &dyn Backend, ask: &Ask) -> Result<bool, BackendError> {
+        let Backing::Slabs(slabs) = &mut self.backing else {
+            return Ok(false);
+        };
+        let need_bytes = u64::from(ask.units) * UNIT_BYTES;
+        let Some((units, bytes)) = slabs.last() else {
+            return Ok(false);
+        };
+        let kept_bytes = slabs.reserved_bytes() - bytes;
+        if kept_bytes + need_bytes > self.budget_bytes || !self.pool.retract(units) {
+            return Ok(false);
+        }
+        slabs.drop_last(backend)?;
+        self.stats.reserved(slabs.reserved_bytes());
+        Ok(true)
+    }
+
+    /// Gives memory that no block touches back to the driver; returns the bytes.
+    pub(super) fn trim(&mut self, backend: &dyn Backend) -> Result<u64, BackendError> {
+        self.streams.drain(backend, &mut self.pool, false)?;
+        let before = self.stats.reserved_bytes;
+        match &mut self.backing {
+            Backing::Pages(pages) => {
+                self.streams.settle(backend)?;
+                let trimmed = pages.trim(backend, &self.pool);
+                self.stats.reserved(pages.reserved_bytes());
+                trimmed?;
+            }
+            Backing::Slabs(slabs) => {
+                while let Some((units, _)) = slabs.last()
+                    && self.pool.retract(units)
+                {
+                    slabs.drop_last(backend)?;
+                    self.stats.reserved(slabs.reserved_bytes());
+                }
+            }
+        }
+        Ok(before - self.stats.reserved_bytes)
+    }
+
+    /// Gives all memory back to the driver, live blocks or not.
+    pub(super) fn close(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
+        match &mut self.backing {
+            Backing::Pages(pages) => pages.release(backend),
+            Backing::Slabs(slabs) => {
+                while slabs.last().is_some() {
+                    slabs.drop_last(backend)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The live block of a handle.
+    #[inline]
+    pub(super) fn live(&self, id: BlockId) -> Result<Block, FreeError> {
+        self.pool.live(id).map_err(|not_live| match not_live {
+            NotLive::Unknown => FreeError::OtherAllocator,
+            NotLive::AlreadyFree => FreeError::DoubleFree,
+            NotLive::Reused => FreeError::StaleHandle,
+        })
+    }
+
+    /// Where a live block lies: its address and the bytes that its owner asked for.
+    pub(super) fn extent(&self, id: BlockId) -> Result<(DeviceAddress, u64), FreeError> {
+        let block = self.live(id)?;
+        let bytes = u64::from(block.units) * UNIT_BYTES - u64::from(block.slack_bytes);
+        Ok((self.address(block.offset), bytes))
+    }
+
+    /// Gives a live block back.
+    #[inline]
+    pub(super) fn free(&mut self, backend: &dyn Backend, id: BlockId) -> Result<(), FreeError> {
+        let block = self.live(id)?;
+        self.release(backend, id, block)
+    }
+
+    #[inline]
+    fn release(
+        &mut self,
+        backend: &dyn Backend,
+        id: BlockId,
+        block: Block,
+    ) -> Result<(), FreeError> {
+        self.streams
+            .release(backend, &mut self.pool, id.node, block.owner)
+            .map_err(FreeError::Backend)?;
+        let bytes = u64::from(block.units) * UNIT_BYTES;
+        self.stats
+            .freed(bytes, bytes - u64::from(block.slack_bytes));
+        if let Some(addresses) = &mut self.addresses {
+            addresses.remove(block.offset);
+        }
+        Ok(())
+    }
+
+    /// Gives the live block that begins at `address` back.
+    pub(super) fn free_at(
+        &mut self,
+        backend: &dyn Backend,
+        address: DeviceAddress,
+    ) -> Result<(), FreeError> {
+        let (id, block) = self.block_at(address)?;
+        self.release(backend, id, block)
+    }
+
+    /// The id of the live block that begins at `address`.
+    pub(super) fn id_at(&self, address: DeviceAddress) -> Result<BlockId, FreeError> {
+        self.block_at(address).map(|(id, _)| id)
+    }
+
+    #[inline]
+    fn block_at(&self, address: DeviceAddress) -> Result<(BlockId, Block), FreeError> {
+        let Some(addresses) = &self.addresses else {
+            return Err(FreeError::NoAddressTable);
+        };
+        let (offset, past) = self.locate(address).ok_or(FreeError::Foreign { address })?;
+        if past == 0
+            && let Some(node) = addresses.get(offset)
+        {
+            let id = self.pool.id_of(node);
+            return Ok((id, self.live(id)?));
+        }
+        Err(self.why_not_live(address, offset))
+    }
+
+    #[cold]
+    fn why_not_live(&self, address: DeviceAddress, offset: u32) -> FreeError {
+        match self.pool.live_block_around(offset) {
+            Some(start) => FreeError::Interior {
+                address,
+                start: self.address(start),
+            },
+            None => FreeError::DoubleFree,
+        }
+    }
+
+    /// The unit of an address and the bytes past its start; `None` outside this device's memory.
+    #[inline]
+    pub(super) fn locate(&self, address: DeviceAddress) -> Option<(u32, u64)> {
+        match &self.backing {
+            Backing::Pages(pages) => {
+                let distance = address.0.checked_sub(pages.base().0)?;
+                let unit = u32::try_from(distance / UNIT_BYTES).ok()?;
+                (unit < self.pool.units()).then_some((unit, distance % UNIT_BYTES))
+            }
+            Backing::Slabs(slabs) => slabs.locate(address),
+        }
+    }
+
+    /// Notes that a live block is used on another stream as well.
+    pub(super) fn record_use(&mut self, id: BlockId, stream: StreamId) -> Result<bool, FreeError> {
+        let block = self.live(id)?;
+        if !self.streams.knows(stream) {
+            return Ok(false);
+        }
+        self.streams.record_use(id.node, block.owner, stream);
+        Ok(true)
+    }
+
+    /// The stream on which a live block was allocated.
+    pub(super) fn stream_of(&self, id: BlockId) -> Result<StreamId, FreeError> {
+        Ok(self.streams.stream_of(self.live(id)?.owner))
+    }
+
+    /// Waits for every stream and opens all freed memory.
+    pub(super) fn synchronize(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
+        self.streams.drain(backend, &mut self.pool, true)?;
+        self.streams.settle(backend)
+    }
+
+    pub(super) fn hash_into(&self, hash: &mut StateHash) {
+        hash.word(self.budget_bytes);
+        hash.word(self.stats.used_bytes);
+        self.pool.hash_into(hash);
+    }
+
+    /// The figures at this moment.
+    pub(super) fn snapshot(&self) -> PoolStats {
+        PoolStats {
+            largest_free_bytes: self.largest_free_bytes(),
+            counters: self.pool.counters(),
+            ..self.stats
+        }
+    }
+}
+
+fn units_of(bytes: u64) -> u32 {
+    u32::try_from(bytes / UNIT_BYTES).unwrap_or(MAX_UNITS)
+}

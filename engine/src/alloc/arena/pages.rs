@@ -1,0 +1,298 @@
+//! Memory as pages mapped on demand into one reserved range.
+//!
+//! The range is larger than the budget. When no page may be added, pages that lie wholly inside
+//! free blocks are unmapped there and mapped where they are needed, so that fragmentation costs
+//! at most the partial pages at the edges of live blocks.
+
+use std::ops::Range;
+
+use crate::backend::{Backend, BackendError, OomOrigin, PageId};
+use crate::device::{DeviceAddress, DeviceId, DeviceMask};
+
+use super::super::pool::{Pool, UNIT_BYTES};
+
+/// How many times the budget the reserved range holds, where the address space allows it.
+const RANGE_FACTOR: u64 = 8;
+
+/// The pages of one device and where they are mapped.
+#[derive(Debug)]
+pub(super) struct Pages {
+    device: DeviceId,
+    base: DeviceAddress,
+    range_bytes: u64,
+    page_bytes: u64,
+    peers: DeviceMask,
+    /// Page by page of the range: what is mapped there.
+    mapped: Vec<Option<PageId>>,
+    /// All pages below this one are mapped.
+    solid: usize,
+    /// Pages that exist and are mapped nowhere.
+    spare: Vec<PageId>,
+    existing: u64,
+    limit: u64,
+}
+
+/// The pages that one attempt may take from free blocks, found when they are first needed.
+struct Donors<'a> {
+    span: Range<usize>,
+    settle: &'a dyn Fn() -> Result<(), BackendError>,
+    pages: Option<Vec<usize>>,
+}
+
+impl Pages {
+    /// Reserves a range for `budget_bytes`, a multiple of `page_bytes`.
+    pub(super) fn reserve(
+        backend: &dyn Backend,
+        device: DeviceId,
+        budget_bytes: u64,
+        page_bytes: u64,
+        most_bytes: u64,
+    ) -> Result<Self, BackendError> {
+        let mut factor = RANGE_FACTOR;
+        loop {
+            let wanted = budget_bytes.saturating_mul(factor).min(most_bytes);
+            let range_bytes = (wanted & !(page_bytes - 1)).max(budget_bytes);
+            match backend.reserve(device, range_bytes) {
+                Ok(base) => {
+                    return Ok(Self {
+                        device,
+                        base,
+                        range_bytes,
+                        page_bytes,
+                        peers: DeviceMask::EMPTY,
+                        mapped: Vec::new(),
+                        solid: 0,
+                        spare: Vec::new(),
+                        existing: 0,
+                        limit: budget_bytes / page_bytes,
+                    });
+                }
+                Err(_) if factor > 1 => factor /= 2,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(super) fn base(&self) -> DeviceAddress {
+        self.base
+    }
+
+    pub(super) fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    pub(super) fn range_bytes(&self) -> u64 {
+        self.range_bytes
+    }
+
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.existing * self.page_bytes
+    }
+
+    /// Bytes of pages that no block touches, mapped, spare or not yet taken.
+    pub(super) fn free_bytes(&self, pool: &Pool) -> u64 {
+        (self.limit - u64::from(pool.occupied_pages()).min(self.limit)) * self.page_bytes
+    }
+
+    /// Lets `peers` reach every page that is mapped from now on.
+    pub(super) fn set_peers(&mut self, peers: DeviceMask) {
+        self.peers = peers;
+    }
+
+    fn page_span(&self, offset: u32, units: u32) -> Range<usize> {
+        let begin = u64::from(offset) * UNIT_BYTES / self.page_bytes;
+        let end = (u64::from(offset) + u64::from(units)) * UNIT_BYTES;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a page number is below 2^32"
+        )]
+        let span = begin as usize..end.div_ceil(self.page_bytes) as usize;
+        span
+    }
+
+    /// Whether memory lies behind all of a stretch.
+    #[inline]
+    pub(super) fn is_mapped(&self, offset: u32, units: u32) -> bool {
+        let span = self.page_span(offset, units);
+        span.end <= self.solid
+            || self
+                .mapped
+                .get(span)
+                .is_some_and(|pages| pages.iter().all(Option::is_some))
+    }
+
+    /// Puts memory behind a stretch that is still free in `pool`.
+    ///
+    /// `settle` waits for the work that may still touch free memory; it is called before the
+    /// first page is taken from a free block. On error no page has moved from a live block, and
+    /// what the attempt had mapped is unmapped again.
+    pub(super) fn map(
+        &mut self,
+        backend: &dyn Backend,
+        pool: &Pool,
+        offset: u32,
+        units: u32,
+        settle: &dyn Fn() -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let span = self.page_span(offset, units);
+        if self.mapped.len() < span.end {
+            self.mapped.resize(span.end, None);
+        }
+        let mut donors = Donors {
+            span: span.clone(),
+            settle,
+            pages: None,
+        };
+        let mut added = Vec::new();
+        for page in span {
+            if self.mapped[page].is_some() {
+                continue;
+            }
+            if let Err(error) = self.map_one(backend, pool, page, &mut donors) {
+                self.take_back(backend, &added);
+                return Err(error);
+            }
+            added.push(page);
+        }
+        while self.mapped.get(self.solid).is_some_and(Option::is_some) {
+            self.solid += 1;
+        }
+        Ok(())
+    }
+
+    fn map_one(
+        &mut self,
+        backend: &dyn Backend,
+        pool: &Pool,
+        page: usize,
+        donors: &mut Donors<'_>,
+    ) -> Result<(), BackendError> {
+        let memory = self.acquire(backend, pool, donors)?;
+        let address = self.page_address(page);
+        if let Err(error) = backend.map(self.device, address, memory, self.peers) {
+            self.spare.push(memory);
+            return Err(error);
+        }
+        self.mapped[page] = Some(memory);
+        Ok(())
+    }
+
+    /// A page that is mapped nowhere: a spare one, a new one, or one taken from a free block.
+    fn acquire(
+        &mut self,
+        backend: &dyn Backend,
+        pool: &Pool,
+        donors: &mut Donors<'_>,
+    ) -> Result<PageId, BackendError> {
+        if let Some(page) = self.spare.pop() {
+            return Ok(page);
+        }
+        let mut refused = None;
+        if self.existing < self.limit {
+            match backend.create_page(self.device) {
+                Ok(page) => {
+                    self.existing += 1;
+                    return Ok(page);
+                }
+                Err(error @ BackendError::OutOfMemory { .. }) => refused = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        if donors.pages.is_none() {
+            (donors.settle)()?;
+            donors.pages = Some(self.free_mapped_pages(pool, &donors.span));
+        }
+        match donors.pages.as_mut().and_then(Vec::pop) {
+            Some(donor) => self.unmap_one(backend, donor),
+            None => Err(refused.unwrap_or(BackendError::OutOfMemory {
+                device: self.device,
+                call: "remap",
+                asked_bytes: self.page_bytes,
+                origin: OomOrigin::Driver,
+            })),
+        }
+    }
+
+    /// Mapped pages inside free blocks and outside `span`; the ones to take first come last.
+    fn free_mapped_pages(&self, pool: &Pool, span: &Range<usize>) -> Vec<usize> {
+        let mut pages = Vec::new();
+        for (offset, units) in pool.large_holes().into_iter().rev() {
+            let begin = (u64::from(offset) * UNIT_BYTES).div_ceil(self.page_bytes);
+            let end = (u64::from(offset) + u64::from(units)) * UNIT_BYTES / self.page_bytes;
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "a page number is below 2^32"
+            )]
+            let inside = begin as usize..(end as usize).min(self.mapped.len());
+            pages
+                .extend(inside.filter(|page| self.mapped[*page].is_some() && !span.contains(page)));
+        }
+        pages
+    }
+
+    fn unmap_one(&mut self, backend: &dyn Backend, page: usize) -> Result<PageId, BackendError> {
+        let address = self.page_address(page);
+        backend.unmap(self.device, address)?;
+        self.solid = self.solid.min(page);
+        let memory = self.mapped[page].take();
+        memory.ok_or(BackendError::Driver {
+            device: self.device,
+            call: "unmap",
+            detail: format!("page {page} was not mapped"),
+        })
+    }
+
+    /// Unmaps what a failed attempt had mapped; pages that fail to unmap stay usable there.
+    fn take_back(&mut self, backend: &dyn Backend, added: &[usize]) {
+        for page in added {
+            if let Ok(memory) = self.unmap_one(backend, *page) {
+                self.spare.push(memory);
+            }
+        }
+    }
+
+    fn destroy_spare(&mut self, backend: &dyn Backend) -> u64 {
+        let mut destroyed = 0;
+        let mut kept = Vec::new();
+        for page in self.spare.drain(..) {
+            match backend.destroy_page(self.device, page) {
+                Ok(()) => destroyed += 1,
+                Err(_) => kept.push(page),
+            }
+        }
+        self.spare = kept;
+        self.existing -= destroyed;
+        destroyed
+    }
+
+    /// Gives every page that no block touches back to the driver; returns the bytes.
+    ///
+    /// The caller has waited for all work that may still touch free memory.
+    pub(super) fn trim(&mut self, backend: &dyn Backend, pool: &Pool) -> Result<u64, BackendError> {
+        let mut failed = None;
+        for page in self.free_mapped_pages(pool, &(0..0)) {
+            match self.unmap_one(backend, page) {
+                Ok(memory) => self.spare.push(memory),
+                Err(error) => failed = Some(error),
+            }
+        }
+        let bytes = self.destroy_spare(backend) * self.page_bytes;
+        failed.map_or(Ok(bytes), Err)
+    }
+
+    /// Gives everything back.
+    pub(super) fn release(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
+        for page in 0..self.mapped.len() {
+            if self.mapped[page].is_some() {
+                let memory = self.unmap_one(backend, page)?;
+                self.spare.push(memory);
+            }
+        }
+        self.destroy_spare(backend);
+        backend.release(self.device, self.base, self.range_bytes)
+    }
+
+    fn page_address(&self, page: usize) -> DeviceAddress {
+        DeviceAddress(self.base.0 + page as u64 * self.page_bytes)
+    }
+}

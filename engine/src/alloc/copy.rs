@@ -1,0 +1,212 @@
+//! Copies between live blocks, with the path that was taken.
+
+use std::fmt;
+
+use crate::backend::BackendError;
+use crate::device::{DeviceAddress, DeviceId, PeerAccess, StreamId};
+
+use super::Allocator;
+use super::error::FreeError;
+use super::request::Handle;
+
+/// How much of a bounced copy passes through host memory at a time, in bytes.
+const BOUNCE_BYTES: u64 = 16 << 20;
+
+/// The way that bytes took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyPath {
+    /// Both blocks are on one device.
+    SameDevice,
+    /// Straight from device to device.
+    Peer,
+    /// Through host memory, because the devices do not reach each other.
+    HostBounce,
+}
+
+impl fmt::Display for CopyPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SameDevice => "same device",
+            Self::Peer => "peer",
+            Self::HostBounce => "host bounce",
+        })
+    }
+}
+
+/// What a copy did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyReport {
+    /// The way that the bytes took.
+    pub path: CopyPath,
+    /// The bytes that were copied.
+    pub bytes: u64,
+}
+
+/// Why bytes were not copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CopyError {
+    /// The source or destination is not a live block.
+    NotLive(FreeError),
+    /// The copy would leave a block.
+    OutOfBounds {
+        /// Where in the block the copy begins, in bytes.
+        offset_bytes: u64,
+        /// How much was to be copied.
+        bytes: u64,
+        /// The size of the block, in bytes.
+        block_bytes: u64,
+    },
+    /// Source and destination overlap.
+    Overlap,
+    /// The backend failed; the destination may hold part of the bytes.
+    Backend(BackendError),
+}
+
+impl fmt::Display for CopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotLive(error) => write!(f, "copy refused: {error}"),
+            Self::OutOfBounds {
+                offset_bytes,
+                bytes,
+                block_bytes,
+            } => write!(
+                f,
+                "copy refused: {bytes} bytes at {offset_bytes} leave a block of {block_bytes} bytes"
+            ),
+            Self::Overlap => write!(f, "copy refused: source and destination overlap"),
+            Self::Backend(error) => write!(f, "copy failed: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for CopyError {}
+
+impl From<BackendError> for CopyError {
+    fn from(error: BackendError) -> Self {
+        Self::Backend(error)
+    }
+}
+
+/// One end of a copy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct End {
+    device: DeviceId,
+    stream: StreamId,
+    address: DeviceAddress,
+}
+
+impl Allocator {
+    /// Copies `bytes` from `from_offset` of one block to `to_offset` of another.
+    ///
+    /// The copy takes its turn in the streams of both blocks: it comes after what they hold now
+    /// and before what they are given later. A bounced copy is complete on return.
+    ///
+    /// # Errors
+    /// [`CopyError::NotLive`], [`CopyError::OutOfBounds`] and [`CopyError::Overlap`] before
+    /// anything is copied, [`CopyError::Backend`] after that.
+    pub fn copy(
+        &self,
+        (from, from_offset): (Handle, u64),
+        (to, to_offset): (Handle, u64),
+        bytes: u64,
+    ) -> Result<CopyReport, CopyError> {
+        let source = self.end(from, from_offset, bytes)?;
+        let target = self.end(to, to_offset, bytes)?;
+        let distance = source.address.0.abs_diff(target.address.0);
+        if bytes > 0 && source.device == target.device && distance < bytes {
+            return Err(CopyError::Overlap);
+        }
+        let path = if source.device == target.device {
+            CopyPath::SameDevice
+        } else {
+            match self.backend.peer_access(source.device, target.device)? {
+                PeerAccess::Direct => CopyPath::Peer,
+                PeerAccess::Absent | PeerAccess::Broken => CopyPath::HostBounce,
+            }
+        };
+        if bytes > 0 {
+            self.copy_by(path, source, target, bytes)?;
+        }
+        Ok(CopyReport { path, bytes })
+    }
+
+    fn copy_by(
+        &self,
+        path: CopyPath,
+        source: End,
+        target: End,
+        bytes: u64,
+    ) -> Result<(), BackendError> {
+        let backend = &*self.backend;
+        if path == CopyPath::HostBounce {
+            backend.synchronize(source.device, source.stream)?;
+            backend.synchronize(target.device, target.stream)?;
+            return self.bounce(source, target, bytes);
+        }
+        // What the target's stream still reads or writes there must end before it is overwritten.
+        self.order(target, source)?;
+        if path == CopyPath::SameDevice {
+            let (from, to) = (source.address, target.address);
+            backend.copy_local(source.device, from, to, bytes, source.stream)?;
+        } else {
+            let (from, to) = (
+                (source.device, source.address),
+                (target.device, target.address),
+            );
+            backend.copy_peer(from, to, bytes, source.stream)?;
+        }
+        self.order(source, target)
+    }
+
+    fn bounce(&self, source: End, target: End, bytes: u64) -> Result<(), BackendError> {
+        let mut host = vec![0; bytes.min(BOUNCE_BYTES) as usize];
+        let mut done = 0;
+        while done < bytes {
+            let part = (bytes - done).min(BOUNCE_BYTES) as usize;
+            let Some(chunk) = host.get_mut(..part) else {
+                break;
+            };
+            self.backend
+                .read(source.device, DeviceAddress(source.address.0 + done), chunk)?;
+            self.backend
+                .write(target.device, DeviceAddress(target.address.0 + done), chunk)?;
+            done += part as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes later work of `after`'s stream wait for the present work of `before`'s stream.
+    fn order(&self, before: End, after: End) -> Result<(), BackendError> {
+        if (before.device, before.stream) == (after.device, after.stream) {
+            return Ok(());
+        }
+        let event = self.backend.record_event(before.device, before.stream)?;
+        let waits =
+            self.backend
+                .stream_wait_event(after.device, after.stream, before.device, event);
+        self.backend.destroy_event(before.device, event)?;
+        waits
+    }
+
+    fn end(&self, handle: Handle, offset_bytes: u64, bytes: u64) -> Result<End, CopyError> {
+        let (_, arena) = self.owner(handle).map_err(CopyError::NotLive)?;
+        let (start, block_bytes) = arena.extent(handle.block).map_err(CopyError::NotLive)?;
+        let stream = arena.stream_of(handle.block).map_err(CopyError::NotLive)?;
+        match offset_bytes.checked_add(bytes) {
+            Some(end) if end <= block_bytes => {
+                let address = DeviceAddress(start.0 + offset_bytes);
+                Ok(End {
+                    device: handle.device(),
+                    stream,
+                    address,
+                })
+            }
+            _ => Err(CopyError::OutOfBounds {
+                offset_bytes,
+                bytes,
+                block_bytes,
+            }),
+        }
+    }
+}

@@ -1,0 +1,714 @@
+//! The allocator: the only place that joins placement, pools and a backend.
+//!
+//! Everything that needs no device is checked here, once: sizes, alignments, masks, handles,
+//! bounds. The rules:
+//! - a request lands on a candidate of its hint or is refused; a refusal names each candidate's
+//!   reason and changes nothing;
+//! - candidates are tried in ascending memory pressure, ties by the lower [`DeviceId`];
+//! - a device refuses only when no free block of it can hold the request;
+//! - decisions use sizes, masks and the order of calls, never addresses, clocks or hash order.
+//!
+//! Each device has one lock. Pressure is read from atomics without it, so that a hint of many
+//! devices does not funnel through one lock.
+
+mod address_table;
+mod arena;
+mod copy;
+mod error;
+mod observe;
+pub mod placement;
+pub mod pool;
+mod report;
+mod request;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::{Backend, BackendError};
+use crate::device::{DeviceAddress, DeviceId, DeviceMask, MAX_DEVICES, PeerAccess, StreamId};
+use crate::hash::StateHash;
+use arena::{Arena, Ask};
+pub use copy::{CopyError, CopyPath, CopyReport};
+pub use error::{
+    AllocError, CandidateRefusal, FreeError, InitError, Refusal, RefusalCause, RefusalReason,
+};
+pub use observe::{AllocatorEvent, Observer, RecordedEvent, RecordedKind, Recorder};
+use placement::{Load, OrphanPolicy, candidates, least_loaded};
+pub use pool::{BlockState, BlockView, Lifetime, PoolCounters};
+use pool::{MAX_UNITS, UNIT_BYTES};
+pub use report::{AllocatorReport, PoolStats};
+pub use request::{Allocation, Handle, MAX_ALIGN_BYTES, Request};
+
+/// How much of one device the allocator may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceBudget {
+    /// At most this many bytes; `None` for all that is free at the start.
+    pub configured_bytes: Option<u64>,
+    /// Bytes left alone for others.
+    pub reserve_bytes: u64,
+}
+
+/// How an allocator is set up.
+#[derive(Clone, Debug, Default)]
+pub struct AllocatorConfig {
+    /// Per device, in the order of [`DeviceId`]; devices past the end get the default.
+    pub budgets: Vec<DeviceBudget>,
+    /// Devices that are never used, not even opened.
+    pub excluded: DeviceMask,
+    /// What to do with a hint of which no device exists.
+    pub orphans: OrphanPolicy,
+    /// Keeps a table from addresses to blocks, so that [`Allocator::free_address`] works.
+    pub free_by_address: bool,
+    /// Told of every allocation, free, refusal and warning.
+    pub observer: Option<Arc<dyn Observer>>,
+}
+
+/// One device's part, apart from the others' cache lines.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Device {
+    used_bytes: AtomicU64,
+    budget_bytes: u64,
+    arena: Option<Mutex<Arena>>,
+}
+
+/// A granted request and the rung of the ladder that won.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Relaxed {
+    /// The granted request.
+    pub allocation: Allocation,
+    /// 0 for the request's own mask, `i + 1` for entry `i` of the ladder.
+    pub rung: usize,
+}
+
+/// An allocator over all devices of one backend.
+#[derive(Debug)]
+pub struct Allocator {
+    id: u32,
+    backend: Arc<dyn Backend>,
+    devices: Vec<Device>,
+    excluded: DeviceMask,
+    orphans: OrphanPolicy,
+    observer: Option<Arc<dyn Observer>>,
+    /// Address ranges that never change, as (start, end, device).
+    ranges: Vec<(u64, u64, DeviceId)>,
+    warned: Mutex<BTreeSet<DeviceMask>>,
+    orphaned: AtomicU64,
+    relaxed: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// Numbers allocators, so that a handle of another one is recognised; no decision reads it.
+static NEXT_ID: AtomicU32 = AtomicU32::new(1);
+
+impl Allocator {
+    /// Opens every device of `backend` that is not excluded.
+    ///
+    /// The budget of a device is the smaller of the configured bytes and those free now, less the
+    /// reserve, rounded down to a page.
+    ///
+    /// # Errors
+    /// [`InitError`]: no device or too many, a configured device that does not exist, nothing
+    /// left of a device's budget, or a backend that fails.
+    pub fn new(backend: Arc<dyn Backend>, config: AllocatorConfig) -> Result<Self, InitError> {
+        let count = backend.devices().len();
+        check_config(count, &config)?;
+        let mut devices = Vec::with_capacity(count);
+        let mut ranges = Vec::new();
+        for index in 0..count {
+            let Some(device) = DeviceId::new(index) else {
+                continue;
+            };
+            if config.excluded.contains(device) {
+                let used_bytes = AtomicU64::new(0);
+                devices.push(Device {
+                    used_bytes,
+                    budget_bytes: 0,
+                    arena: None,
+                });
+                continue;
+            }
+            let budget = config.budgets.get(index).copied().unwrap_or_default();
+            let arena = open_arena(&*backend, device, budget, &config)?;
+            if let Some((base, bytes)) = arena.fixed_range() {
+                ranges.push((base.0, base.0 + bytes, device));
+            }
+            devices.push(Device {
+                used_bytes: AtomicU64::new(0),
+                budget_bytes: arena.budget_bytes(),
+                arena: Some(Mutex::new(arena)),
+            });
+        }
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            backend,
+            devices,
+            excluded: config.excluded,
+            orphans: config.orphans,
+            observer: config.observer,
+            ranges,
+            warned: Mutex::default(),
+            orphaned: AtomicU64::new(0),
+            relaxed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// The backend below.
+    #[must_use]
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// How many devices there are, excluded ones included.
+    #[must_use]
+    pub fn device_count(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Grants a request on the least loaded of its candidates that can hold it.
+    ///
+    /// # Errors
+    /// [`AllocError::ZeroSize`], [`AllocError::TooLarge`] and [`AllocError::BadAlignment`] for
+    /// requests that no device could ever take; [`AllocError::Refused`] with each candidate's
+    /// reason otherwise. Nothing has changed.
+    #[inline]
+    pub fn allocate(&self, request: &Request) -> Result<Allocation, AllocError> {
+        let ask = check_request(request)?;
+        let found = match candidates(
+            request.mask,
+            self.devices.len(),
+            self.excluded,
+            self.orphans,
+        ) {
+            Ok(found) => found,
+            Err(cause) => return Err(self.refuse(request, cause)),
+        };
+        if found.orphaned {
+            self.note_orphan(request.mask);
+        }
+        let mut reasons = Vec::new();
+        match self.try_each(request, &ask, found.mask, found.orphaned, &mut reasons) {
+            Some(allocation) => Ok(allocation),
+            None => Err(self.refuse(request, RefusalCause::Tried(reasons))),
+        }
+    }
+
+    /// Tries the request's mask and then each mask of `ladder`, no device twice.
+    ///
+    /// # Errors
+    /// As [`Allocator::allocate`]; a refusal names every device that was tried on any rung.
+    pub fn allocate_relaxing(
+        &self,
+        request: &Request,
+        ladder: &[DeviceMask],
+    ) -> Result<Relaxed, AllocError> {
+        let ask = check_request(request)?;
+        let mut reasons = Vec::new();
+        let mut tried = DeviceMask::EMPTY;
+        let mut cause = None;
+        let rungs = std::iter::once(&request.mask).chain(ladder);
+        for (rung, mask) in rungs.enumerate() {
+            let found = match candidates(*mask, self.devices.len(), self.excluded, self.orphans) {
+                Ok(found) => found,
+                Err(none) => {
+                    cause = cause.or(Some(none));
+                    continue;
+                }
+            };
+            if found.orphaned {
+                self.note_orphan(*mask);
+            }
+            let fresh = found.mask.without(tried);
+            tried = tried.or(fresh);
+            if let Some(allocation) =
+                self.try_each(request, &ask, fresh, found.orphaned, &mut reasons)
+            {
+                if rung > 0 {
+                    self.relaxed.fetch_add(1, Ordering::Relaxed);
+                }
+                return Ok(Relaxed { allocation, rung });
+            }
+        }
+        let cause = match cause {
+            Some(cause) if reasons.is_empty() => cause,
+            _ => RefusalCause::Tried(reasons),
+        };
+        Err(self.refuse(request, cause))
+    }
+
+    #[inline]
+    fn try_each(
+        &self,
+        request: &Request,
+        ask: &Ask,
+        mask: DeviceMask,
+        orphaned: bool,
+        reasons: &mut Vec<CandidateRefusal>,
+    ) -> Option<Allocation> {
+        let mut rest = mask;
+        while let Some(id) = least_loaded(rest, |id| self.load(id)) {
+            match self.try_one(request, ask, id, orphaned) {
+                Ok(allocation) => return Some(allocation),
+                Err(refusal) => reasons.push(refusal),
+            }
+            rest = rest.without(DeviceMask::only(id));
+        }
+        None
+    }
+
+    #[inline]
+    fn try_one(
+        &self,
+        request: &Request,
+        ask: &Ask,
+        id: DeviceId,
+        orphaned: bool,
+    ) -> Result<Allocation, CandidateRefusal> {
+        let Load {
+            used_bytes,
+            budget_bytes,
+        } = self.load(id);
+        let refusal = |used_bytes, reason| CandidateRefusal {
+            device: id,
+            used_bytes,
+            budget_bytes,
+            reason,
+        };
+        let Some((device, mut arena)) = self.lock(id) else {
+            return Err(refusal(used_bytes, RefusalReason::Budget));
+        };
+        let granted = match arena.allocate(&*self.backend, ask) {
+            Ok(granted) => granted,
+            Err(reason) => {
+                arena.stats.refusals += 1;
+                return Err(refusal(arena.used_bytes(), reason));
+            }
+        };
+        device
+            .used_bytes
+            .store(arena.used_bytes(), Ordering::Relaxed);
+        let allocation = Allocation {
+            handle: Handle {
+                allocator: self.id,
+                block: granted.id,
+                device: id,
+            },
+            device: id,
+            address: granted.address,
+            offset_bytes: u64::from(granted.offset) * UNIT_BYTES,
+            bytes: request.bytes,
+            reserved_bytes: u64::from(ask.units) * UNIT_BYTES,
+            orphaned,
+        };
+        // Told under the lock, so that observers see a block's end before its memory's next use.
+        if let Some(observer) = &self.observer {
+            observer.observe(&AllocatorEvent::Allocated {
+                request,
+                allocation: &allocation,
+            });
+        }
+        Ok(allocation)
+    }
+
+    /// Gives a block back to the pool it came from, in the order of its stream.
+    ///
+    /// # Errors
+    /// [`FreeError::OtherAllocator`], [`FreeError::DoubleFree`] and [`FreeError::StaleHandle`] for
+    /// handles that name no live block, [`FreeError::Backend`] if the position of a further stream
+    /// cannot be recorded. Nothing has changed.
+    #[inline]
+    pub fn free(&self, handle: Handle) -> Result<(), FreeError> {
+        let (device, mut arena) = self.owner(handle)?;
+        if self.observer.is_some() {
+            self.observe_free(&arena, handle)?;
+        }
+        arena.free(&*self.backend, handle.block)?;
+        device
+            .used_bytes
+            .store(arena.used_bytes(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives the block that begins at `address` back, for callers that keep addresses only.
+    ///
+    /// # Errors
+    /// [`FreeError::Null`], [`FreeError::Foreign`], [`FreeError::Interior`],
+    /// [`FreeError::DoubleFree`] for an address of the pool where no block lives,
+    /// [`FreeError::NoAddressTable`] without [`AllocatorConfig::free_by_address`], and
+    /// [`FreeError::Backend`]. Nothing has changed.
+    pub fn free_address(&self, address: DeviceAddress) -> Result<(), FreeError> {
+        let id = self.device_at(address)?;
+        let (device, mut arena) = self.lock(id).ok_or(FreeError::Foreign { address })?;
+        if self.observer.is_some() {
+            let handle = Handle {
+                allocator: self.id,
+                block: arena.id_at(address)?,
+                device: id,
+            };
+            self.observe_free(&arena, handle)?;
+        }
+        arena.free_at(&*self.backend, address)?;
+        device
+            .used_bytes
+            .store(arena.used_bytes(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The handle of the live block that begins at `address`.
+    ///
+    /// # Errors
+    /// As [`Allocator::free_address`].
+    pub fn handle_at(&self, address: DeviceAddress) -> Result<Handle, FreeError> {
+        let device = self.device_at(address)?;
+        let (_, arena) = self.lock(device).ok_or(FreeError::Foreign { address })?;
+        Ok(Handle {
+            allocator: self.id,
+            block: arena.id_at(address)?,
+            device,
+        })
+    }
+
+    /// Says that a live block is used on `stream` too: after its free it waits for that stream.
+    ///
+    /// # Errors
+    /// As [`Allocator::free`]; [`FreeError::Backend`] for a stream that the device does not have.
+    pub fn record_use(&self, handle: Handle, stream: StreamId) -> Result<(), FreeError> {
+        let (_, mut arena) = self.owner(handle)?;
+        if arena.record_use(handle.block, stream)? {
+            return Ok(());
+        }
+        Err(FreeError::Backend(BackendError::Driver {
+            device: handle.device,
+            call: "record_use",
+            detail: format!("the device has no {stream}; create it first"),
+        }))
+    }
+
+    /// Makes a stream on a device that requests may name.
+    ///
+    /// # Errors
+    /// The backend's error; [`BackendError::Unsupported`] for an excluded or unknown device.
+    pub fn create_stream(&self, device: DeviceId) -> Result<StreamId, BackendError> {
+        let Some((_, mut arena)) = self.lock(device) else {
+            return Err(BackendError::Unsupported {
+                device,
+                call: "create_stream",
+            });
+        };
+        let stream = self.backend.create_stream(device)?;
+        arena.register_stream(stream);
+        Ok(stream)
+    }
+
+    /// Waits for all work on a device and makes all freed memory reusable by every stream.
+    ///
+    /// # Errors
+    /// The backend's error.
+    pub fn synchronize(&self, device: DeviceId) -> Result<(), BackendError> {
+        match self.lock(device) {
+            Some((_, mut arena)) => arena.synchronize(&*self.backend),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives memory that no block touches back to the driver; returns the bytes.
+    ///
+    /// # Errors
+    /// The backend's first error; what was given back until then stays so.
+    pub fn trim(&self) -> Result<u64, BackendError> {
+        let mut bytes = 0;
+        for id in DeviceMask::first(self.devices.len()).iter() {
+            if let Some((_, mut arena)) = self.lock(id) {
+                bytes += arena.trim(&*self.backend)?;
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// The figures of one device; `None` for a device that does not exist or is excluded.
+    #[must_use]
+    pub fn stats(&self, device: DeviceId) -> Option<PoolStats> {
+        self.lock(device).map(|(_, arena)| arena.snapshot())
+    }
+
+    /// Requests refused so far.
+    #[must_use]
+    pub fn refusals(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The figures of all devices.
+    #[must_use]
+    pub fn report(&self) -> AllocatorReport {
+        let ids = DeviceMask::first(self.devices.len());
+        AllocatorReport {
+            devices: ids
+                .iter()
+                .map(|id| (id, self.stats(id).unwrap_or_default()))
+                .collect(),
+            orphaned_hints: self.orphaned.load(Ordering::Relaxed),
+            relaxed: self.relaxed.load(Ordering::Relaxed),
+            refusals: self.refusals(),
+            state_hash: self.state_hash(),
+        }
+    }
+
+    /// The blocks of one device in address order; empty for an excluded device.
+    #[must_use]
+    pub fn blocks(&self, device: DeviceId) -> Vec<BlockView> {
+        self.lock(device)
+            .map(|(_, arena)| arena.pool().blocks().collect())
+            .unwrap_or_default()
+    }
+
+    /// A hash of all live blocks and their places, equal for equal histories on every backend.
+    #[must_use]
+    pub fn state_hash(&self) -> u64 {
+        let mut hash = StateHash::default();
+        for id in DeviceMask::first(self.devices.len()).iter() {
+            hash.word(id.index() as u64);
+            if let Some((_, arena)) = self.lock(id) {
+                arena.hash_into(&mut hash);
+            }
+        }
+        hash.finish()
+    }
+
+    /// Checks the books of every device.
+    ///
+    /// # Errors
+    /// A sentence that names the device and the invariant that is broken.
+    pub fn check(&self) -> Result<(), String> {
+        for id in DeviceMask::first(self.devices.len()).iter() {
+            if let Some((_, arena)) = self.lock(id) {
+                arena
+                    .pool()
+                    .check()
+                    .map_err(|broken| format!("{id}: {broken}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all memory back to the driver and says how many blocks were still live.
+    ///
+    /// # Errors
+    /// The backend's first error; the other devices are closed all the same.
+    pub fn close(mut self) -> Result<u64, BackendError> {
+        let live = self
+            .report()
+            .devices
+            .iter()
+            .map(|(_, stats)| stats.live_blocks)
+            .sum();
+        self.close_devices()?;
+        Ok(live)
+    }
+
+    fn close_devices(&mut self) -> Result<(), BackendError> {
+        let mut first_error = Ok(());
+        for device in self.devices.drain(..) {
+            let Some(arena) = device.arena else { continue };
+            let mut arena = arena.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let closed = arena.close(&*self.backend);
+            first_error = first_error.and(closed);
+        }
+        first_error
+    }
+
+    #[inline]
+    fn load(&self, id: DeviceId) -> Load {
+        match self.devices.get(id.index()) {
+            Some(device) => Load {
+                used_bytes: device.used_bytes.load(Ordering::Relaxed),
+                budget_bytes: device.budget_bytes,
+            },
+            None => Load {
+                used_bytes: 0,
+                budget_bytes: 0,
+            },
+        }
+    }
+
+    #[inline]
+    fn lock(&self, id: DeviceId) -> Option<(&Device, MutexGuard<'_, Arena>)> {
+        let device = self.devices.get(id.index())?;
+        let arena = device.arena.as_ref()?;
+        Some((device, arena.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    #[inline]
+    fn owner(&self, handle: Handle) -> Result<(&Device, MutexGuard<'_, Arena>), FreeError> {
+        if handle.allocator != self.id {
+            return Err(FreeError::OtherAllocator);
+        }
+        self.lock(handle.device).ok_or(FreeError::OtherAllocator)
+    }
+
+    #[inline]
+    fn device_at(&self, address: DeviceAddress) -> Result<DeviceId, FreeError> {
+        if address.0 == 0 {
+            return Err(FreeError::Null);
+        }
+        for (start, end, device) in &self.ranges {
+            if (*start..*end).contains(&address.0) {
+                return Ok(*device);
+            }
+        }
+        DeviceMask::first(self.devices.len())
+            .iter()
+            .find(|id| {
+                self.lock(*id)
+                    .is_some_and(|(_, arena)| arena.locate(address).is_some())
+            })
+            .ok_or(FreeError::Foreign { address })
+    }
+
+    fn observe_free(&self, arena: &Arena, handle: Handle) -> Result<(), FreeError> {
+        let (address, bytes) = arena.extent(handle.block)?;
+        let stream = arena.stream_of(handle.block)?;
+        if let Some(observer) = &self.observer {
+            observer.observe(&AllocatorEvent::Freed {
+                handle,
+                address,
+                bytes,
+                stream,
+            });
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn note_orphan(&self, mask: DeviceMask) {
+        self.orphaned.fetch_add(1, Ordering::Relaxed);
+        let fresh = self
+            .warned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(mask);
+        if fresh && let Some(observer) = &self.observer {
+            let device_count = self.devices.len();
+            observer.observe(&AllocatorEvent::OrphanedHint { mask, device_count });
+        }
+    }
+
+    fn refuse(&self, request: &Request, cause: RefusalCause) -> AllocError {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        let refusal = Refusal {
+            bytes: request.bytes,
+            mask: request.mask,
+            cause,
+        };
+        if let Some(observer) = &self.observer {
+            observer.observe(&AllocatorEvent::Refused {
+                request,
+                refusal: &refusal,
+            });
+        }
+        AllocError::Refused(refusal)
+    }
+}
+
+impl Drop for Allocator {
+    fn drop(&mut self) {
+        // A destructor has nobody to tell; `close` is there for callers who want to know.
+        let _ = self.close_devices();
+    }
+}
+
+fn check_config(count: usize, config: &AllocatorConfig) -> Result<(), InitError> {
+    if count == 0 {
+        return Err(InitError::NoDevice);
+    }
+    if count > MAX_DEVICES {
+        return Err(InitError::TooManyDevices { count });
+    }
+    let unknown = config
+        .excluded
+        .without(DeviceMask::first(count))
+        .iter()
+        .next();
+    let index = unknown
+        .map(DeviceId::index)
+        .or_else(|| (config.budgets.len() > count).then_some(count));
+    match index {
+        Some(index) => Err(InitError::UnknownDevice {
+            index,
+            device_count: count,
+        }),
+        None => Ok(()),
+    }
+}
+
+fn open_arena(
+    backend: &dyn Backend,
+    device: DeviceId,
+    budget: DeviceBudget,
+    config: &AllocatorConfig,
+) -> Result<Arena, InitError> {
+    let free_bytes = backend.memory_info(device)?.free_bytes;
+    let bytes = budget.configured_bytes.unwrap_or(u64::MAX).min(free_bytes);
+    let bytes = bytes.saturating_sub(budget.reserve_bytes);
+    let info = backend.devices().get(device.index()).cloned();
+    let page_bytes = info
+        .as_ref()
+        .and_then(|info| info.page_bytes)
+        .unwrap_or(UNIT_BYTES);
+    let Some(info) = info.filter(|_| bytes >= page_bytes) else {
+        return Err(InitError::NoBudget {
+            device,
+            configured_bytes: budget.configured_bytes,
+            free_bytes,
+            reserve_bytes: budget.reserve_bytes,
+        });
+    };
+    let mut arena = Arena::open(backend, device, &info, bytes, config.free_by_address)?;
+    let mut peers = DeviceMask::EMPTY;
+    for peer in DeviceMask::first(backend.devices().len())
+        .without(config.excluded)
+        .iter()
+    {
+        if peer != device && backend.peer_access(peer, device)? == PeerAccess::Direct {
+            peers = peers.or(DeviceMask::only(peer));
+        }
+    }
+    arena.set_peers(peers);
+    Ok(arena)
+}
+
+#[inline]
+fn check_request(request: &Request) -> Result<Ask, AllocError> {
+    let Request {
+        bytes,
+        align_bytes,
+        stream,
+        lifetime,
+        ..
+    } = *request;
+    if bytes == 0 {
+        return Err(AllocError::ZeroSize);
+    }
+    if bytes > crate::bytes::MAX_BYTES {
+        return Err(AllocError::TooLarge { bytes });
+    }
+    if !align_bytes.is_power_of_two() || align_bytes > MAX_ALIGN_BYTES {
+        return Err(AllocError::BadAlignment { align_bytes });
+    }
+    // No pool is larger than MAX_UNITS, so a request of more units is refused like any other.
+    let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(MAX_UNITS + 1);
+    let slack_bytes = bytes.wrapping_neg() % UNIT_BYTES;
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "below 256, and at most 2 MiB / 256"
+    )]
+    let (slack_bytes, align_units) = (slack_bytes as u32, align_bytes.div_ceil(UNIT_BYTES) as u32);
+    Ok(Ask {
+        units,
+        slack_bytes,
+        align_units,
+        stream,
+        lifetime,
+    })
+}

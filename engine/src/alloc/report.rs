@@ -1,0 +1,77 @@
+//! The figures of one device's pool and of the whole allocator.
+
+use crate::device::DeviceId;
+
+use super::pool::PoolCounters;
+
+/// The figures of one device's pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// The most that live blocks may take, in bytes.
+    pub budget_bytes: u64,
+    /// Bytes of live blocks, rounded up to 256 each.
+    pub used_bytes: u64,
+    /// Bytes that the owners of live blocks asked for.
+    pub requested_bytes: u64,
+    /// The most that `used_bytes` ever was.
+    pub peak_used_bytes: u64,
+    /// The most that `requested_bytes` ever was.
+    pub peak_requested_bytes: u64,
+    /// Bytes taken from the driver.
+    pub reserved_bytes: u64,
+    /// The most that `reserved_bytes` ever was.
+    pub peak_reserved_bytes: u64,
+    /// The largest request that would be granted without freeing anything, in bytes.
+    /// The largest request that would be granted without freeing anything, in bytes.
+    pub largest_free_bytes: u64,
+    /// Live blocks.
+    pub live_blocks: u64,
+    /// Requests granted so far.
+    pub allocations: u64,
+    /// Blocks given back so far.
+    pub frees: u64,
+    /// Requests that this device could not take so far.
+    pub refusals: u64,
+    /// Exact counts of the bookkeeping work.
+    pub counters: PoolCounters,
+}
+
+impl PoolStats {
+    #[inline]
+    pub(super) fn allocated(&mut self, bytes: u64, requested_bytes: u64) {
+        self.allocations += 1;
+        self.live_blocks += 1;
+        self.used_bytes += bytes;
+        self.requested_bytes += requested_bytes;
+        self.peak_used_bytes = self.peak_used_bytes.max(self.used_bytes);
+        self.peak_requested_bytes = self.peak_requested_bytes.max(self.requested_bytes);
+    }
+
+    #[inline]
+    pub(super) fn freed(&mut self, bytes: u64, requested_bytes: u64) {
+        self.frees += 1;
+        self.live_blocks -= 1;
+        self.used_bytes -= bytes;
+        self.requested_bytes -= requested_bytes;
+    }
+
+    pub(super) fn reserved(&mut self, bytes: u64) {
+        self.reserved_bytes = bytes;
+        self.peak_reserved_bytes = self.peak_reserved_bytes.max(bytes);
+    }
+}
+
+/// The figures of the whole allocator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatorReport {
+    /// Each device's pool, in the order of [`DeviceId`].
+    pub devices: Vec<(DeviceId, PoolStats)>,
+    /// Requests granted although no device of their hint exists.
+    pub orphaned_hints: u64,
+    /// Requests granted on a later rung of a ladder than the first.
+    pub relaxed: u64,
+    /// Requests refused.
+    pub refusals: u64,
+    /// A hash of all live blocks and their places.
+    pub state_hash: u64,
+}

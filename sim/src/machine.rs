@@ -1,0 +1,497 @@
+//! The simulated machine: what tests and workloads do with it beside the backend trait.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ds4_engine::backend::{BackendError, OomOrigin};
+use ds4_engine::bytes::{MIB, format_bytes};
+use ds4_engine::device::{DeviceAddress, DeviceId, DeviceInfo, Ordinal, StreamId};
+use ds4_engine::hash::StateHash;
+
+use crate::call::{Call, CallCounts};
+use crate::clock::{Clock, VirtualClock};
+use crate::config::SimConfig;
+use crate::cost;
+use crate::device::{DeviceState, Refused};
+use crate::fault::{FaultCount, FaultKind, FaultPlan, FaultState, Firing};
+use crate::input::InputError;
+use crate::ledger::Ledger;
+use crate::topology::Topology;
+
+/// Copies move through host memory in parts of this many bytes.
+pub(crate) const COPY_PART_BYTES: u64 = 4 * MIB;
+
+/// A simulated machine behind the engine's backend trait.
+#[derive(Debug)]
+pub struct SimBackend {
+    pub(crate) config: SimConfig,
+    pub(crate) infos: Vec<DeviceInfo>,
+    devices: Vec<Mutex<DeviceState>>,
+    pub(crate) clock: VirtualClock,
+    pub(crate) ledger: Ledger,
+    /// Lets calls skip the lock of the faults while there are none.
+    faults_active: AtomicBool,
+    faults: Mutex<FaultState>,
+}
+
+/// What faults do to a call that goes on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Effects {
+    /// For the stream work of the call, in nanoseconds.
+    pub(crate) delay_ns: u64,
+    /// The draw that places a flipped bit.
+    pub(crate) flip: Option<u64>,
+}
+
+impl SimBackend {
+    /// A machine as described, with nothing allocated and its clock at zero.
+    ///
+    /// # Errors
+    /// An [`InputError`] when the description is not valid.
+    pub fn new(config: SimConfig) -> Result<Self, InputError> {
+        config.validate()?;
+        let ids = || (0..config.devices.len()).filter_map(DeviceId::new);
+        let devices = ids()
+            .zip(&config.devices)
+            .map(|(id, device)| Mutex::new(DeviceState::new(id, device, config.reuse_addresses)))
+            .collect();
+        let infos = ids().map(|id| info(&config, id)).collect();
+        Ok(Self {
+            infos,
+            devices,
+            clock: VirtualClock::new(),
+            ledger: Ledger::new(config.devices.len()),
+            faults_active: AtomicBool::new(false),
+            faults: Mutex::default(),
+            config,
+        })
+    }
+
+    /// A machine from a shipped topology's name or a file's path.
+    ///
+    /// # Errors
+    /// As [`Topology::load`].
+    pub fn open(name_or_path: &str) -> Result<Self, InputError> {
+        Self::new(Topology::load(name_or_path)?.config)
+    }
+
+    /// What the machine consists of.
+    #[must_use]
+    pub fn config(&self) -> &SimConfig {
+        &self.config
+    }
+
+    /// The checker, to which the harness adds what an allocator does.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The virtual clock.
+    #[must_use]
+    pub fn clock(&self) -> &VirtualClock {
+        &self.clock
+    }
+
+    /// The virtual time, in simulated nanoseconds.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// Calls made so far, failed ones included, over all devices; a copy between two devices
+    /// counts on its source.
+    #[must_use]
+    pub fn calls(&self) -> CallCounts {
+        let mut sum = CallCounts::default();
+        for device in &self.devices {
+            sum.add(&lock(device).calls);
+        }
+        sum
+    }
+
+    /// Starts a fault plan in place of the one before; its counts start at zero.
+    ///
+    /// # Errors
+    /// An [`InputError`] when the plan names devices that the machine lacks.
+    pub fn set_faults(&self, plan: FaultPlan) -> Result<(), InputError> {
+        plan.check_devices(self.devices.len())?;
+        let active = !plan.faults.is_empty();
+        *lock(&self.faults) = FaultState::new(plan);
+        self.faults_active.store(active, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends the fault plan and returns what became of it. Lost devices stay lost, and memory that
+    /// was taken stays taken: see [`SimBackend::restore_memory`].
+    pub fn clear_faults(&self) -> Vec<FaultCount> {
+        self.faults_active.store(false, Ordering::Release);
+        std::mem::take(&mut *lock(&self.faults)).report()
+    }
+
+    /// What has become of each fault of the plan so far.
+    #[must_use]
+    pub fn fault_report(&self) -> Vec<FaultCount> {
+        lock(&self.faults).report()
+    }
+
+    /// Another process takes up to `bytes` of a device; returns how much it got.
+    pub fn take_memory(&self, device: DeviceId, bytes: u64) -> u64 {
+        self.devices
+            .get(device.index())
+            .map_or(0, |state| lock(state).take(bytes))
+    }
+
+    /// That process gives up to `bytes` back; returns how much.
+    pub fn give_memory(&self, device: DeviceId, bytes: u64) -> u64 {
+        self.devices
+            .get(device.index())
+            .map_or(0, |state| lock(state).give_back(bytes))
+    }
+
+    /// Gives back on every device what `take` and `oom_keep` took, so that a phase without faults
+    /// starts from the memory that the machine has.
+    pub fn restore_memory(&self) {
+        for device in &self.devices {
+            lock(device).restore();
+        }
+    }
+
+    /// Occupies a stream for `duration_ns` with work that touches no memory.
+    ///
+    /// # Errors
+    /// [`BackendError::Driver`] when there is no such device or stream, and
+    /// [`BackendError::DeviceLost`].
+    pub fn busy(
+        &self,
+        device: DeviceId,
+        stream: StreamId,
+        duration_ns: u64,
+    ) -> Result<(), BackendError> {
+        self.work(device, stream, DeviceAddress(0), 0, duration_ns)
+    }
+
+    /// Occupies a stream for `duration_ns` with work that writes `bytes` bytes at `address`,
+    /// without changing them: it stands for a kernel.
+    ///
+    /// # Errors
+    /// As [`SimBackend::busy`], and [`BackendError::Driver`] when the range is not in live, mapped
+    /// memory.
+    pub fn touch(
+        &self,
+        device: DeviceId,
+        stream: StreamId,
+        address: DeviceAddress,
+        bytes: u64,
+        duration_ns: u64,
+    ) -> Result<(), BackendError> {
+        self.work(device, stream, address, bytes, duration_ns)
+    }
+
+    /// A hash of every device's accounting, the same for the same calls on every machine.
+    ///
+    /// A refused call leaves it as it was. Left out are contents, call counts and the clock.
+    #[must_use]
+    pub fn state_hash(&self) -> u64 {
+        let mut hash = StateHash::default();
+        for device in &self.devices {
+            lock(device).hash(&mut hash);
+        }
+        hash.finish()
+    }
+
+    /// Bytes of host memory that hold the contents of all devices.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        self.devices
+            .iter()
+            .map(|device| lock(device).resident_bytes())
+            .sum()
+    }
+
+    /// The numbers of streams, the default one included, and of events that a device has.
+    #[must_use]
+    pub fn streams_and_events(&self, device: DeviceId) -> (usize, usize) {
+        self.devices.get(device.index()).map_or((0, 0), |state| {
+            let state = lock(state);
+            let (streams, events) = state.streams.numbers();
+            (streams.count(), events.count())
+        })
+    }
+
+    fn work(
+        &self,
+        device: DeviceId,
+        stream: StreamId,
+        address: DeviceAddress,
+        bytes: u64,
+        duration_ns: u64,
+    ) -> Result<(), BackendError> {
+        let call = "cuLaunchKernel";
+        let mut state = self.state(device, call)?;
+        if let Some(detail) = &state.lost {
+            return Err(BackendError::DeviceLost {
+                device,
+                call,
+                detail: detail.clone(),
+            });
+        }
+        let result = self.enqueue(
+            &mut state,
+            stream,
+            duration_ns,
+            "touch",
+            &[(address.0, bytes, true)],
+        );
+        result.map(|_| ()).map_err(|refused| match refused {
+            Refused::Misuse(detail) | Refused::Driver(detail) => BackendError::Driver {
+                device,
+                call,
+                detail,
+            },
+            Refused::OutOfMemory | Refused::Unsupported => {
+                BackendError::Unsupported { device, call }
+            }
+        })
+    }
+
+    /// Checks `ranges` of the stream's own device, enqueues work that touches them and notes races;
+    /// returns when the work is done.
+    pub(crate) fn enqueue(
+        &self,
+        state: &mut DeviceState,
+        stream: StreamId,
+        duration_ns: u64,
+        call: &'static str,
+        ranges: &[(u64, u64, bool)],
+    ) -> Result<u64, Refused> {
+        let id = state.id;
+        for (address, bytes, _) in ranges {
+            state.check(id, *address, *bytes)?;
+        }
+        let now_ns = self.now_ns();
+        let DeviceState {
+            streams, accesses, ..
+        } = state;
+        let queue = streams.get_mut(stream).ok_or_else(|| no_stream(stream))?;
+        let done_ns = queue.enqueue(now_ns, duration_ns);
+        for (address, bytes, writes) in ranges {
+            let race = accesses.note(id, (*address, address + bytes), *writes, queue, call);
+            race.into_iter().for_each(|race| self.ledger.on_race(race));
+        }
+        accesses.prune(now_ns);
+        Ok(done_ns)
+    }
+
+    /// Locks a device; `call` is the driver function that errors name.
+    pub(crate) fn state(
+        &self,
+        device: DeviceId,
+        call: &'static str,
+    ) -> Result<MutexGuard<'_, DeviceState>, BackendError> {
+        self.devices
+            .get(device.index())
+            .map(lock)
+            .ok_or_else(|| BackendError::Driver {
+                device,
+                call,
+                detail: format!("invalid device: the machine has {}", self.devices.len()),
+            })
+    }
+
+    /// Locks two different devices, in the order of their indices so that no two calls wait for
+    /// each other.
+    pub(crate) fn two_states(
+        &self,
+        one: DeviceId,
+        other: DeviceId,
+        call: &'static str,
+    ) -> Result<(MutexGuard<'_, DeviceState>, MutexGuard<'_, DeviceState>), BackendError> {
+        if one < other {
+            let first = self.state(one, call)?;
+            Ok((first, self.state(other, call)?))
+        } else {
+            let second = self.state(other, call)?;
+            Ok((self.state(one, call)?, second))
+        }
+    }
+
+    /// What every call does first: it counts, takes time, and meets faults.
+    pub(crate) fn enter(
+        &self,
+        state: &mut DeviceState,
+        call: Call,
+        bytes: u64,
+    ) -> Result<Effects, BackendError> {
+        state.calls.count(call);
+        self.clock.advance(cost::host_ns(call, bytes));
+        self.check_alive(state, call)?;
+        if !self.faults_active.load(Ordering::Acquire) {
+            return Ok(Effects::default());
+        }
+        let bytes = bytes.max(state.implied_bytes(call));
+        let firings = lock(&self.faults).consult(state.id, call, bytes);
+        let mut effects = Effects::default();
+        for firing in firings {
+            self.meet(state, call, bytes, firing, &mut effects)?;
+        }
+        if !matches!(
+            call,
+            Call::Write | Call::Read | Call::Fill | Call::CopyLocal | Call::CopyPeer
+        ) {
+            self.clock.advance(effects.delay_ns);
+        }
+        Ok(effects)
+    }
+
+    pub(crate) fn check_alive(&self, state: &DeviceState, call: Call) -> Result<(), BackendError> {
+        state.lost.as_ref().map_or(Ok(()), |detail| {
+            Err(BackendError::DeviceLost {
+                device: state.id,
+                call: call.driver_name(),
+                detail: detail.clone(),
+            })
+        })
+    }
+
+    fn meet(
+        &self,
+        state: &mut DeviceState,
+        call: Call,
+        bytes: u64,
+        Firing { entry, kind, draw }: Firing,
+        effects: &mut Effects,
+    ) -> Result<(), BackendError> {
+        let (device, driver_call) = (state.id, call.driver_name());
+        let oom = || BackendError::OutOfMemory {
+            device,
+            call: driver_call,
+            asked_bytes: bytes,
+            origin: OomOrigin::Injected { entry },
+        };
+        match kind {
+            FaultKind::Oom => return Err(oom()),
+            FaultKind::OomKeep => {
+                state.keep(bytes);
+                return Err(oom());
+            }
+            FaultKind::Fail => {
+                return Err(BackendError::Driver {
+                    device,
+                    call: driver_call,
+                    detail: format!("unknown error 999 (injected by fault {entry})"),
+                });
+            }
+            FaultKind::Sticky => {
+                let detail = format!(
+                    "the context is poisoned by an illegal address, error 700 (injected by fault {entry})"
+                );
+                state.lost = Some(detail);
+            }
+            FaultKind::Lost => {
+                let detail =
+                    format!("the GPU has fallen off the bus, error 46 (injected by fault {entry})");
+                state.lost = Some(detail);
+            }
+            FaultKind::BitFlip => effects.flip = Some(draw),
+            FaultKind::Delay { ns } => effects.delay_ns = effects.delay_ns.saturating_add(ns),
+            FaultKind::Take { bytes } => {
+                state.take(bytes);
+            }
+            FaultKind::Release { bytes } => {
+                state.give_back(bytes.unwrap_or(u64::MAX));
+            }
+        }
+        if state.lost.is_some() {
+            self.ledger.on_lost(device);
+        }
+        self.check_alive(state, call)
+    }
+
+    /// Turns a device's refusal into the error of a call, and tells the ledger of misuse.
+    pub(crate) fn refuse(
+        &self,
+        device: DeviceId,
+        call: Call,
+        asked_bytes: u64,
+        refused: Refused,
+    ) -> BackendError {
+        let driver_call = call.driver_name();
+        match refused {
+            Refused::OutOfMemory => BackendError::OutOfMemory {
+                device,
+                call: driver_call,
+                asked_bytes,
+                origin: OomOrigin::Driver,
+            },
+            Refused::Unsupported => BackendError::Unsupported {
+                device,
+                call: driver_call,
+            },
+            Refused::Driver(detail) => BackendError::Driver {
+                device,
+                call: driver_call,
+                detail,
+            },
+            Refused::Misuse(detail) => {
+                self.ledger.on_misuse(device, call, &detail);
+                BackendError::Driver {
+                    device,
+                    call: driver_call,
+                    detail,
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn no_stream(stream: StreamId) -> Refused {
+    Refused::Misuse(format!("invalid handle: there is no {stream}"))
+}
+
+/// A panic elsewhere must not turn into panics here: the state is valid between statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Identifiers that look like a driver's and yet are visibly simulated.
+fn info(config: &SimConfig, id: DeviceId) -> DeviceInfo {
+    let device = config.devices.get(id.index());
+    let ordinal = config
+        .ordinals
+        .get(id.index())
+        .copied()
+        .unwrap_or(Ordinal(u32::MAX));
+    let mut hash = StateHash::default();
+    config.machine.bytes().for_each(|byte| {
+        hash.word(u64::from(byte));
+    });
+    hash.word(u64::from(ordinal.0));
+    let number = hash.finish();
+    DeviceInfo {
+        ordinal,
+        name: device.map_or_else(String::new, |device| device.name.clone()),
+        pci_bus_id: format!("0000:{:02x}:00.0", ordinal.0.wrapping_add(1)),
+        uuid: format!(
+            "SIM-{:08x}-{:04x}-{:04x}",
+            number >> 32,
+            number & 0xFFFF,
+            ordinal.0
+        ),
+        total_bytes: device.map_or(0, |device| device.capacity_bytes),
+        page_bytes: device.and_then(|device| device.page_bytes),
+    }
+}
+
+impl std::fmt::Display for SimBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let total: u64 = self.infos.iter().map(|info| info.total_bytes).sum();
+        write!(
+            f,
+            "simulated machine {} ({} devices, {})",
+            self.config.machine,
+            self.infos.len(),
+            format_bytes(total)
+        )
+    }
+}
