@@ -1,6 +1,7 @@
 //! The harness behind the `ds4` command.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cli;
 pub mod command;
 pub mod exit;
