@@ -59,7 +59,10 @@ fn build() -> Result<PathBuf, Failure> {
 }
 
 fn counts(binary: &Path, save: bool) -> Result<(), Failure> {
-    let text = Program::default().arg(binary.to_string_lossy()).arg("counts").output()?;
+    let text = Program::default()
+        .arg(binary.to_string_lossy())
+        .arg("counts")
+        .output()?;
     let measured = read_counts(&text).filter(|figures| !figures.is_empty());
     let measured = measured.ok_or_else(|| broken("the scenarios printed no counts"))?;
     if save {
@@ -120,7 +123,12 @@ fn write(path: &str, text: &str) -> Result<(), Failure> {
 /// What must be equal for instructions to be comparable.
 fn fingerprint() -> Option<BTreeMap<String, String>> {
     let rustc = Program::new("rustc --version --verbose").output().ok()?;
-    let line = |start: &str| rustc.lines().find(|line| line.starts_with(start)).map(str::to_owned);
+    let line = |start: &str| {
+        rustc
+            .lines()
+            .find(|line| line.starts_with(start))
+            .map(str::to_owned)
+    };
     let valgrind = Program::new("valgrind --version").output().ok()?;
     Some(BTreeMap::from([
         ("rustc".to_owned(), line("rustc ")?),
@@ -131,54 +139,77 @@ fn fingerprint() -> Option<BTreeMap<String, String>> {
 
 fn instructions(binary: &Path, save: bool) -> Result<Compared, Failure> {
     if !Program::new("valgrind --version").succeeds() {
-        not_run("instructions", "valgrind is not installed; nothing was compared");
+        not_run(
+            "instructions",
+            "valgrind is not installed; nothing was compared",
+        );
         return Ok(Compared::No);
     }
-    let here = fingerprint().ok_or_else(|| broken("rustc or valgrind does not tell its version"))?;
+    let here =
+        fingerprint().ok_or_else(|| broken("rustc or valgrind does not tell its version"))?;
     let old = std::fs::read_to_string(root().join(INSTRUCTIONS)).ok();
     let old: Option<Value> = old.and_then(|text| serde_json::from_str(&text).ok());
     if !save {
-        let baseline = old.as_ref().ok_or_else(|| broken(&format!("{INSTRUCTIONS}: {SAVE}")))?;
+        let baseline = old
+            .as_ref()
+            .ok_or_else(|| broken(&format!("{INSTRUCTIONS}: {SAVE}")))?;
         if let Some(difference) = differs(baseline, &here) {
-            not_run("instructions", &format!("not comparable with {INSTRUCTIONS}: {difference}"));
+            not_run(
+                "instructions",
+                &format!("not comparable with {INSTRUCTIONS}: {difference}"),
+            );
             return Ok(Compared::No);
         }
     }
     let measured = count_all(binary)?;
     if save {
         let json = json!({ "schema": 1, "fingerprint": here, "instructions": measured });
-        let text = serde_json::to_string_pretty(&json).map_err(|error| broken(&error.to_string()))?;
+        let text =
+            serde_json::to_string_pretty(&json).map_err(|error| broken(&error.to_string()))?;
         write(INSTRUCTIONS, &text)?;
         return Ok(Compared::Yes);
     }
     let old = old.as_ref().and_then(read_instructions);
     let old = old.ok_or_else(|| broken(&format!("{INSTRUCTIONS} holds no figures; {SAVE}")))?;
-    judge(&compare(&old, &measured, Limit::INSTRUCTIONS), measured.len())?;
+    judge(
+        &compare(&old, &measured, Limit::INSTRUCTIONS),
+        measured.len(),
+    )?;
     Ok(Compared::Yes)
 }
 
 fn read_instructions(baseline: &Value) -> Option<Figures> {
     let all = baseline.get("instructions")?.as_object()?;
-    all.iter().map(|(name, count)| Some((name.clone(), count.as_u64()?))).collect()
+    all.iter()
+        .map(|(name, count)| Some((name.clone(), count.as_u64()?)))
+        .collect()
 }
 
 /// The first part of the fingerprint that is not as in the baseline.
 fn differs(baseline: &Value, here: &BTreeMap<String, String>) -> Option<String> {
     here.iter().find_map(|(name, value)| {
-        let old = baseline.pointer(&format!("/fingerprint/{name}")).and_then(Value::as_str);
+        let old = baseline
+            .pointer(&format!("/fingerprint/{name}"))
+            .and_then(Value::as_str);
         let old = old.unwrap_or("nothing");
         (old != value).then(|| format!("{name} was '{old}' and is '{value}'"))
     })
 }
 
 fn count_all(binary: &Path) -> Result<Figures, Failure> {
-    let names = Program::default().arg(binary.to_string_lossy()).arg("list").output()?;
+    let names = Program::default()
+        .arg(binary.to_string_lossy())
+        .arg("list")
+        .output()?;
     let out = binary.with_file_name("ds4-counted.callgrind");
     let mut figures = Figures::new();
     for name in names.lines() {
-        let (total, ops) = count(binary, &out, name)
-            .map_err(|why| broken(&format!("scenario {name}: {why}")))?;
-        say(&format!("  {name:<32} {total:>12} instructions, {:>6} per operation", total / ops));
+        let (total, ops) =
+            count(binary, &out, name).map_err(|why| broken(&format!("scenario {name}: {why}")))?;
+        say(&format!(
+            "  {name:<32} {total:>12} instructions, {:>6} per operation",
+            total / ops
+        ));
         figures.insert(name.to_owned(), total);
     }
     Ok(figures)
@@ -198,12 +229,16 @@ fn count(binary: &Path, out: &Path, name: &str) -> Result<(u64, u64), String> {
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .stdin(Stdio::null());
-    let output = command.output().map_err(|error| format!("valgrind did not start: {error}"))?;
+    let output = command
+        .output()
+        .map_err(|error| format!("valgrind did not start: {error}"))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
     }
     let printed: Option<Value> = serde_json::from_slice(&output.stdout).ok();
-    let ops = printed.and_then(|json| json.get("ops")?.as_u64()).filter(|ops| *ops > 0);
+    let ops = printed
+        .and_then(|json| json.get("ops")?.as_u64())
+        .filter(|ops| *ops > 0);
     let ops = ops.ok_or("it printed no number of operations")?;
     let text = std::fs::read_to_string(out).map_err(|error| error.to_string())?;
     Ok((callgrind_total(&text)?, ops))
@@ -216,8 +251,17 @@ mod tests {
     #[test]
     fn counts_are_flattened_and_anything_else_is_refused() {
         let figures = read_counts(r#"{"a":{"probes":1,"splits":2}}"#).unwrap();
-        assert_eq!(figures, Figures::from([("a/probes".into(), 1), ("a/splits".into(), 2)]));
-        for text in ["", "[]", r#"{"a":1}"#, r#"{"a":{"probes":"1"}}"#, r#"{"a":{"probes":-1}}"#] {
+        assert_eq!(
+            figures,
+            Figures::from([("a/probes".into(), 1), ("a/splits".into(), 2)])
+        );
+        for text in [
+            "",
+            "[]",
+            r#"{"a":1}"#,
+            r#"{"a":{"probes":"1"}}"#,
+            r#"{"a":{"probes":-1}}"#,
+        ] {
             assert_eq!(read_counts(text), None, "{text}");
         }
     }

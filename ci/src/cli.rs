@@ -89,8 +89,9 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 9] =
-    ["test", "check", "golden", "bench", "tidy", "deny", "mutants", "loom", "miri"];
+const TASKS: [&str; 9] = [
+    "test", "check", "golden", "bench", "tidy", "deny", "mutants", "loom", "miri",
+];
 
 fn parse_fuzz(mut words: &[&str]) -> Result<Task, String> {
     let (mut target, mut seconds) = (None, 60);
@@ -125,7 +126,10 @@ mod tests {
 
     #[test]
     fn every_task_in_the_help_is_understood() {
-        for line in HELP.lines().filter_map(|line| line.strip_prefix("  cargo ci ")) {
+        for line in HELP
+            .lines()
+            .filter_map(|line| line.strip_prefix("  cargo ci "))
+        {
             let task = line.split_whitespace().next().unwrap();
             assert!(read(task).is_ok(), "{task}");
         }
@@ -136,7 +140,10 @@ mod tests {
     #[test]
     fn fuzz_takes_a_target_and_seconds_in_either_order() {
         let task = |target: Option<&str>, seconds| {
-            Ok(Task::Fuzz { target: target.map(str::to_owned), seconds })
+            Ok(Task::Fuzz {
+                target: target.map(str::to_owned),
+                seconds,
+            })
         };
         assert_eq!(read("fuzz"), task(None, 60));
         assert_eq!(read("fuzz frame --seconds 5"), task(Some("frame"), 5));

@@ -17,9 +17,15 @@ pub struct Limit {
 
 impl Limit {
     /// Exact counts: not at all.
-    pub const NONE: Self = Self { permille: 0, least: 0 };
+    pub const NONE: Self = Self {
+        permille: 0,
+        least: 0,
+    };
     /// Instructions: 1 percent or 200.
-    pub const INSTRUCTIONS: Self = Self { permille: 10, least: 200 };
+    pub const INSTRUCTIONS: Self = Self {
+        permille: 10,
+        least: 200,
+    };
 
     fn allows(self, old: u64, new: u64) -> bool {
         let share = u128::from(old) * u128::from(self.permille) / 1000;
@@ -70,7 +76,13 @@ impl fmt::Display for Change {
             Verdict::Changed => "changed",
         };
         let show = |figure: Option<u64>| figure.map_or("-".to_owned(), |count| count.to_string());
-        write!(f, "{word:<8} {} {} -> {}", self.name, show(self.old), show(self.new))?;
+        write!(
+            f,
+            "{word:<8} {} {} -> {}",
+            self.name,
+            show(self.old),
+            show(self.new)
+        )?;
         match (self.old, self.new) {
             (Some(old), Some(new)) if old > 0 => write!(f, " ({})", percent(old, new)),
             _ => Ok(()),
@@ -88,7 +100,9 @@ fn percent(old: u64, new: u64) -> String {
 /// All figures that are not as in the baseline, failures first and then the largest growth.
 #[must_use]
 pub fn compare(old: &Figures, new: &Figures, limit: Limit) -> Vec<Change> {
-    let names = old.keys().chain(new.keys().filter(|name| !old.contains_key(*name)));
+    let names = old
+        .keys()
+        .chain(new.keys().filter(|name| !old.contains_key(*name)));
     let mut changes: Vec<Change> = names
         .filter_map(|name| {
             let (old, new) = (old.get(name).copied(), new.get(name).copied());
@@ -99,7 +113,12 @@ pub fn compare(old: &Figures, new: &Figures, limit: Limit) -> Vec<Change> {
                 (Some(_), None) => Verdict::Missing,
                 (None, _) => Verdict::New,
             };
-            Some(Change { name: name.clone(), old, new, verdict })
+            Some(Change {
+                name: name.clone(),
+                old,
+                new,
+                verdict,
+            })
         })
         .collect();
     let growth = |change: &Change| {
@@ -118,9 +137,16 @@ pub fn callgrind_total(text: &str) -> Result<u64, String> {
     let total = text
         .lines()
         .rev()
-        .find_map(|line| line.strip_prefix("totals:").or_else(|| line.strip_prefix("summary:")))
+        .find_map(|line| {
+            line.strip_prefix("totals:")
+                .or_else(|| line.strip_prefix("summary:"))
+        })
         .ok_or("callgrind wrote no total")?;
-    match total.split_whitespace().next().and_then(|count| count.parse().ok()) {
+    match total
+        .split_whitespace()
+        .next()
+        .and_then(|count| count.parse().ok())
+    {
         Some(0) => Err("callgrind counted no instruction: the region was never entered".to_owned()),
         Some(count) => Ok(count),
         None => Err(format!("callgrind wrote '{}' as its total", total.trim())),
@@ -132,7 +158,9 @@ mod tests {
     use super::*;
 
     fn figures(list: &[(&str, u64)]) -> Figures {
-        list.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+        list.iter()
+            .map(|(name, count)| ((*name).to_owned(), *count))
+            .collect()
     }
 
     #[test]
@@ -143,7 +171,10 @@ mod tests {
 
     #[test]
     fn an_exact_count_may_shrink_but_not_grow() {
-        let (old, new) = (figures(&[("a", 10), ("b", 10)]), figures(&[("a", 11), ("b", 9)]));
+        let (old, new) = (
+            figures(&[("a", 10), ("b", 10)]),
+            figures(&[("a", 11), ("b", 9)]),
+        );
         let changes = compare(&old, &new, Limit::NONE);
         assert_eq!(changes[0].to_string(), "GREW     a 10 -> 11 (+10.00 %)");
         assert!(changes[0].fails());
@@ -160,15 +191,22 @@ mod tests {
             (1_000_000, 1_010_001, true),
             (u64::MAX, u64::MAX - 1, false),
         ] {
-            let changes =
-                compare(&figures(&[("a", old)]), &figures(&[("a", new)]), Limit::INSTRUCTIONS);
+            let changes = compare(
+                &figures(&[("a", old)]),
+                &figures(&[("a", new)]),
+                Limit::INSTRUCTIONS,
+            );
             assert_eq!(changes[0].fails(), fails, "{old} -> {new}");
         }
     }
 
     #[test]
     fn a_figure_that_is_missing_or_has_no_baseline_fails() {
-        let changes = compare(&figures(&[("a", 1)]), &figures(&[("b", 1)]), Limit::INSTRUCTIONS);
+        let changes = compare(
+            &figures(&[("a", 1)]),
+            &figures(&[("b", 1)]),
+            Limit::INSTRUCTIONS,
+        );
         let verdicts: Vec<Verdict> = changes.iter().map(|change| change.verdict).collect();
         assert_eq!(verdicts, [Verdict::Missing, Verdict::New]);
         assert!(changes.iter().all(Change::fails));
@@ -178,15 +216,21 @@ mod tests {
     fn the_largest_growth_comes_first() {
         let old = figures(&[("a", 100), ("b", 100), ("c", 100)]);
         let new = figures(&[("a", 110), ("b", 150), ("c", 90)]);
-        let names: Vec<String> =
-            compare(&old, &new, Limit::NONE).into_iter().map(|change| change.name).collect();
+        let names: Vec<String> = compare(&old, &new, Limit::NONE)
+            .into_iter()
+            .map(|change| change.name)
+            .collect();
         assert_eq!(names, ["b", "a", "c"]);
     }
 
     #[test]
     fn a_total_of_zero_or_none_is_an_error() {
         assert_eq!(callgrind_total("events: Ir\ntotals: 1234\n"), Ok(1234));
-        assert!(callgrind_total("totals: 0").unwrap_err().contains("never entered"));
+        assert!(
+            callgrind_total("totals: 0")
+                .unwrap_err()
+                .contains("never entered")
+        );
         assert!(callgrind_total("events: Ir").is_err());
         assert!(callgrind_total("totals: x").is_err());
     }

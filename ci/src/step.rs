@@ -28,7 +28,11 @@ pub struct Failure {
 impl Failure {
     /// A failure of a task's own.
     pub fn new(code: u8, what: impl Into<String>, again: impl Into<String>) -> Self {
-        Self { code, what: what.into(), again: again.into() }
+        Self {
+            code,
+            what: what.into(),
+            again: again.into(),
+        }
     }
 }
 
@@ -44,7 +48,9 @@ pub fn root() -> PathBuf {
     // Set by cargo for `cargo run`; the compiled-in path serves when the program is run by hand.
     let crate_dir = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    crate_dir.parent().map_or(crate_dir.clone(), std::path::Path::to_path_buf)
+    crate_dir
+        .parent()
+        .map_or(crate_dir.clone(), std::path::Path::to_path_buf)
 }
 
 /// A program with its arguments and variables, run in the root of the workspace.
@@ -58,7 +64,10 @@ impl Program {
     /// A command line, split at spaces.
     #[must_use]
     pub fn new(line: &str) -> Self {
-        Self { words: line.split_whitespace().map(str::to_owned).collect(), variables: Vec::new() }
+        Self {
+            words: line.split_whitespace().map(str::to_owned).collect(),
+            variables: Vec::new(),
+        }
     }
 
     /// One more argument, taken as it is.
@@ -80,7 +89,10 @@ impl Program {
         // `cargo ci` passes the cargo that runs it, so that a task uses the same toolchain.
         let cargo = std::env::var_os("CARGO").filter(|_| name == "cargo");
         let mut command = Command::new(cargo.as_deref().unwrap_or(name));
-        command.args(self.words.iter().skip(1)).current_dir(root()).stdin(Stdio::null());
+        command
+            .args(self.words.iter().skip(1))
+            .current_dir(root())
+            .stdin(Stdio::null());
         for (name, value) in &self.variables {
             command.env(name, value);
         }
@@ -113,7 +125,10 @@ impl Program {
     /// # Errors
     /// It cannot be started or fails; its exit code is passed on.
     pub fn run(&self) -> Result<(), Failure> {
-        let status = self.command().status().map_err(|error| self.not_started(&error))?;
+        let status = self
+            .command()
+            .status()
+            .map_err(|error| self.not_started(&error))?;
         self.judge(status.code())
     }
 
@@ -122,11 +137,17 @@ impl Program {
             Some(0) => Ok(()),
             Some(code) => {
                 let passed_on = u8::try_from(code).unwrap_or(exit::FAILED);
-                Err(Failure::new(passed_on, format!("it ended with code {code}."), self.to_string()))
+                Err(Failure::new(
+                    passed_on,
+                    format!("it ended with code {code}."),
+                    self.to_string(),
+                ))
             }
-            None => {
-                Err(Failure::new(exit::INTERNAL, "a signal ended it.", self.to_string()))
-            }
+            None => Err(Failure::new(
+                exit::INTERNAL,
+                "a signal ended it.",
+                self.to_string(),
+            )),
         }
     }
 
@@ -175,7 +196,10 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T, Failure>) -> Result<
         }
         Err(failure) => {
             say(&format!("{name}: failed, {seconds:.1} s"));
-            Err(Failure { what: format!("step '{name}': {}", failure.what), ..failure })
+            Err(Failure {
+                what: format!("step '{name}': {}", failure.what),
+                ..failure
+            })
         }
     }
 }
@@ -190,7 +214,10 @@ mod tests {
         let failure = step("shell", || program.run()).unwrap_err();
         assert_eq!(failure.code, 100);
         let text = failure.to_string();
-        assert!(text.contains("step 'shell'") && text.contains("A='b c' sh -c 'exit 100'"), "{text}");
+        assert!(
+            text.contains("step 'shell'") && text.contains("A='b c' sh -c 'exit 100'"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -52,11 +52,17 @@ fn test() -> Result<(), Failure> {
     let text = std::fs::read_to_string(&report).unwrap_or_default();
     let counts = junit_counts(&text).filter(|(tests, _)| *tests > 0);
     let Some((tests, failed)) = counts else {
-        let what = format!("no test ran, or {} does not say how many.", report.display());
+        let what = format!(
+            "no test ran, or {} does not say how many.",
+            report.display()
+        );
         return Err(Failure::new(exit::NOT_COMPARED, what, "cargo ci test"));
     };
     cargo("doctests", "test --quiet --workspace --doc")?;
-    say(&format!("tests: {} passed, {failed} failed", tests - failed.min(tests)));
+    say(&format!(
+        "tests: {} passed, {failed} failed",
+        tests - failed.min(tests)
+    ));
     Ok(())
 }
 
@@ -74,7 +80,9 @@ fn junit_counts(text: &str) -> Option<(u64, u64)> {
 fn target_dir() -> Result<PathBuf, Failure> {
     let text = Program::new("cargo metadata --no-deps --format-version 1").output()?;
     let parsed: Option<serde_json::Value> = serde_json::from_str(&text).ok();
-    let found = parsed.as_ref().and_then(|json| json.get("target_directory")?.as_str());
+    let found = parsed
+        .as_ref()
+        .and_then(|json| json.get("target_directory")?.as_str());
     Ok(found.map_or_else(|| root().join("target"), PathBuf::from))
 }
 
@@ -86,7 +94,10 @@ pub(crate) fn release_dir() -> Result<PathBuf, Failure> {
 fn check(skip_tests: bool) -> Result<(), Failure> {
     cargo("format", "fmt --all --check")?;
     tidy_step()?;
-    cargo("clippy", "clippy --quiet --workspace --all-targets -- -D warnings")?;
+    cargo(
+        "clippy",
+        "clippy --quiet --workspace --all-targets -- -D warnings",
+    )?;
     if Program::new("c++ --version").succeeds() {
         let line = "clippy --quiet -p ds4-benches --features vma --all-targets -- -D warnings";
         cargo("clippy with VMA", line)?;
@@ -104,7 +115,10 @@ fn check(skip_tests: bool) -> Result<(), Failure> {
     if tool::DENY.is_there() {
         deny()?;
     } else {
-        not_run("cargo deny", "it is not installed; 'cargo ci deny' installs it");
+        not_run(
+            "cargo deny",
+            "it is not installed; 'cargo ci deny' installs it",
+        );
     }
     if !loom_models().is_empty() {
         loom()?;
@@ -141,7 +155,10 @@ fn golden() -> Result<(), Failure> {
 }
 
 fn deny() -> Result<(), Failure> {
-    cargo("licences, bans, sources", "deny check --config ci/deny.toml licenses bans sources")?;
+    cargo(
+        "licences, bans, sources",
+        "deny check --config ci/deny.toml licenses bans sources",
+    )?;
     // The list of advisories comes from the network; without it there is nothing to compare.
     if Program::new("cargo deny fetch --config ci/deny.toml db").succeeds() {
         return cargo("advisories", "deny check --config ci/deny.toml advisories");
@@ -162,16 +179,24 @@ fn fuzz(target: Option<&str>, seconds: u32) -> Result<(), Failure> {
         Program::new(&format!("cargo fuzz {line}")).env("RUSTC_BOOTSTRAP", "1")
     };
     let all = cargo_fuzz(&format!("list --fuzz-dir {DIR}")).output()?;
-    let targets: Vec<&str> =
-        all.lines().map(str::trim).filter(|name| target.is_none_or(|one| one == *name)).collect();
+    let targets: Vec<&str> = all
+        .lines()
+        .map(str::trim)
+        .filter(|name| target.is_none_or(|one| one == *name))
+        .collect();
     if targets.is_empty() {
         let names: Vec<&str> = all.lines().map(str::trim).collect();
-        let what = format!("no fuzz target has this name; there are: {}.", names.join(", "));
+        let what = format!(
+            "no fuzz target has this name; there are: {}.",
+            names.join(", ")
+        );
         return Err(Failure::new(exit::USAGE, what, "cargo ci fuzz"));
     }
     for name in targets {
         let line = format!("run --fuzz-dir {DIR} {name} -- -max_total_time={seconds}");
-        step(&format!("fuzz {name} for {seconds} s"), || cargo_fuzz(&line).run())?;
+        step(&format!("fuzz {name} for {seconds} s"), || {
+            cargo_fuzz(&line).run()
+        })?;
     }
     Ok(())
 }
@@ -209,7 +234,8 @@ fn loom() -> Result<(), Failure> {
 
 fn miri() -> Result<(), Failure> {
     if !Program::new("cargo miri --version").succeeds() {
-        let what = "Miri is a component of nightly toolchains and is not installed: it was not run.";
+        let what =
+            "Miri is a component of nightly toolchains and is not installed: it was not run.";
         let again = "rustup +nightly component add miri && cargo +nightly ci miri";
         return Err(Failure::new(exit::NOT_COMPARED, what, again));
     }

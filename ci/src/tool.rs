@@ -13,13 +13,25 @@ pub struct Tool {
 }
 
 /// Runs the tests.
-pub const NEXTEST: Tool = Tool { name: "nextest", note: "some minutes, once" };
+pub const NEXTEST: Tool = Tool {
+    name: "nextest",
+    note: "some minutes, once",
+};
 /// Checks the dependencies.
-pub const DENY: Tool = Tool { name: "deny", note: "ten minutes and more on two cores, once" };
+pub const DENY: Tool = Tool {
+    name: "deny",
+    note: "ten minutes and more on two cores, once",
+};
 /// Fuzzes.
-pub const FUZZ: Tool = Tool { name: "fuzz", note: "two minutes, once" };
+pub const FUZZ: Tool = Tool {
+    name: "fuzz",
+    note: "two minutes, once",
+};
 /// Mutates.
-pub const MUTANTS: Tool = Tool { name: "mutants", note: "some minutes, once" };
+pub const MUTANTS: Tool = Tool {
+    name: "mutants",
+    note: "some minutes, once",
+};
 
 impl Tool {
     /// Whether cargo finds it.

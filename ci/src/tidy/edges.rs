@@ -8,14 +8,19 @@ const ALLOWED: [(&str, &[&str]); 6] = [
     ("ds4-engine", &["ds4-kernels"]),
     ("ds4-sim", &["ds4-engine", "ds4-kernels"]),
     ("ds4-harness", &["ds4-engine", "ds4-kernels", "ds4-sim"]),
-    ("ds4-benches", &["ds4-engine", "ds4-harness", "ds4-kernels", "ds4-sim"]),
+    (
+        "ds4-benches",
+        &["ds4-engine", "ds4-harness", "ds4-kernels", "ds4-sim"],
+    ),
     ("ds4-ci", &[]),
 ];
 
 /// Breaches in what `cargo metadata` printed.
 pub(super) fn check(metadata: &str) -> Vec<String> {
     let parsed: Option<Value> = serde_json::from_str(metadata).ok();
-    let packages = parsed.as_ref().and_then(|json| json.get("packages")?.as_array());
+    let packages = parsed
+        .as_ref()
+        .and_then(|json| json.get("packages")?.as_array());
     let Some(packages) = packages.filter(|packages| !packages.is_empty()) else {
         return vec!["cargo metadata lists no package".to_owned()];
     };
@@ -26,7 +31,9 @@ fn check_package(package: &Value) -> Vec<String> {
     let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
     let name = text(package, "name").unwrap_or_default();
     let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| *known == name) else {
-        return vec![format!("{name}: the table of ci/src/tidy/edges.rs does not know this crate")];
+        return vec![format!(
+            "{name}: the table of ci/src/tidy/edges.rs does not know this crate"
+        )];
     };
     let dependencies = package.get("dependencies").and_then(Value::as_array);
     dependencies
@@ -36,13 +43,20 @@ fn check_package(package: &Value) -> Vec<String> {
         .filter_map(|dependency| text(dependency, "name"))
         .filter(|dependency| !allowed.contains(&dependency.as_str()))
         .map(|dependency| {
-            format!("{name}: must not depend on {dependency}; it may on {}", listed(allowed))
+            format!(
+                "{name}: must not depend on {dependency}; it may on {}",
+                listed(allowed)
+            )
         })
         .collect()
 }
 
 fn listed(names: &[&str]) -> String {
-    if names.is_empty() { "no crate of the workspace".to_owned() } else { names.join(", ") }
+    if names.is_empty() {
+        "no crate of the workspace".to_owned()
+    } else {
+        names.join(", ")
+    }
 }
 
 #[cfg(test)]
@@ -61,7 +75,11 @@ mod tests {
         assert!(check(&package("ds4-sim", "ds4-engine")).is_empty());
         let problems = check(&package("ds4-engine", "ds4-sim"));
         assert_eq!(problems.len(), 1);
-        assert!(problems[0].contains("must not depend on ds4-sim"), "{}", problems[0]);
+        assert!(
+            problems[0].contains("must not depend on ds4-sim"),
+            "{}",
+            problems[0]
+        );
     }
 
     #[test]

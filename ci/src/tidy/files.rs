@@ -7,10 +7,19 @@ const MAX_LINES: usize = 800;
 
 /// Left-overs, each written in two parts so that this file is not one.
 const LEFT_OVERS: [(&str, &str); 4] = [
-    (concat!("to", "do!("), "unfinished work is an issue, not a panic"),
-    (concat!("unimplement", "ed!("), "unfinished work is an issue, not a panic"),
+    (
+        concat!("to", "do!("),
+        "unfinished work is an issue, not a panic",
+    ),
+    (
+        concat!("unimplement", "ed!("),
+        "unfinished work is an issue, not a panic",
+    ),
     (concat!("db", "g!("), "a debugging aid"),
-    (concat!("#[ign", "ore"), "a test that does not run proves nothing: delete it or fix it"),
+    (
+        concat!("#[ign", "ore"),
+        "a test that does not run proves nothing: delete it or fix it",
+    ),
 ];
 
 /// Breaches in one file.
@@ -18,7 +27,9 @@ pub(super) fn check(path: &str, text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let lines = text.lines().count();
     if lines > MAX_LINES {
-        problems.push(format!("{path}: {lines} lines, more than {MAX_LINES}: split it by noun"));
+        problems.push(format!(
+            "{path}: {lines} lines, more than {MAX_LINES}: split it by noun"
+        ));
     }
     for (number, line) in text.lines().enumerate() {
         for (needle, why) in LEFT_OVERS {
@@ -29,7 +40,9 @@ pub(super) fn check(path: &str, text: &str) -> Vec<String> {
     }
     let name = path.rsplit('/').next().unwrap_or(path);
     if matches!(name, "mod.rs" | "lib.rs" | "main.rs") && !opens_with_docs(text) {
-        problems.push(format!("{path}: does not open with //! docs: say its purpose"));
+        problems.push(format!(
+            "{path}: does not open with //! docs: say its purpose"
+        ));
     }
     problems
 }
@@ -37,7 +50,9 @@ pub(super) fn check(path: &str, text: &str) -> Vec<String> {
 /// Docs come first; inner attributes may stand before them.
 fn opens_with_docs(text: &str) -> bool {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.find(|line| !line.starts_with("#![")).is_some_and(|line| line.starts_with("//!"))
+    lines
+        .find(|line| !line.starts_with("#!["))
+        .is_some_and(|line| line.starts_with("//!"))
 }
 
 #[cfg(test)]

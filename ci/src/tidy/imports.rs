@@ -40,8 +40,16 @@ const FORBIDDEN: [(&str, &[&str], &str); 4] = [
         &["crate::alloc", "backend::cuda", "backend::hip"],
         "the ranks know the trait only, and nothing of the allocator",
     ),
-    ("engine/src/backend", &["crate::alloc", "crate::tp"], "a backend knows nothing above it"),
-    ("sim/src", &["ds4_engine::alloc"], "the simulator is a backend: it knows nothing above it"),
+    (
+        "engine/src/backend",
+        &["crate::alloc", "crate::tp"],
+        "a backend knows nothing above it",
+    ),
+    (
+        "sim/src",
+        &["ds4_engine::alloc"],
+        "the simulator is a backend: it knows nothing above it",
+    ),
 ];
 
 /// Breaches in one file.
@@ -68,7 +76,8 @@ pub(super) fn check(path: &str, text: &str) -> Vec<String> {
 
 /// Whether a file is a module or below it: `a/b.rs` and `a/b/c.rs` are in `a/b`, `a/bc.rs` is not.
 fn is_in(path: &str, module: &str) -> bool {
-    path.strip_prefix(module).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+    path.strip_prefix(module)
+        .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
 }
 
 /// Whether code names something as a whole word.
@@ -90,7 +99,10 @@ mod tests {
     fn a_pure_module_that_names_a_backend_or_a_clock_is_a_breach() {
         let text = "use crate::device::DeviceId;\nuse crate::backend::Backend;\n";
         let problems = check("engine/src/alloc/pool/mod.rs", text);
-        assert!(problems[0].starts_with("engine/src/alloc/pool/mod.rs:2:"), "{problems:?}");
+        assert!(
+            problems[0].starts_with("engine/src/alloc/pool/mod.rs:2:"),
+            "{problems:?}"
+        );
         assert!(!check("engine/src/tp/session.rs", "let now = Instant::now();").is_empty());
         assert!(check("engine/src/tp/session.rs", "fn poll(now: Instant) {}").is_empty());
     }
@@ -98,10 +110,16 @@ mod tests {
     #[test]
     fn comments_longer_words_and_other_modules_are_no_breach() {
         for (path, text) in [
-            ("engine/src/alloc/pool/mod.rs", "// a Backend is not named here"),
+            (
+                "engine/src/alloc/pool/mod.rs",
+                "// a Backend is not named here",
+            ),
             ("engine/src/alloc/pool/mod.rs", "struct BackendLess;"),
             ("engine/src/alloc/mod.rs", "use crate::backend::Backend;"),
-            ("engine/src/alloc/pool_table.rs", "use crate::backend::Backend;"),
+            (
+                "engine/src/alloc/pool_table.rs",
+                "use crate::backend::Backend;",
+            ),
         ] {
             assert!(check(path, text).is_empty(), "{path}: {text}");
         }

@@ -19,9 +19,14 @@ pub(super) fn check(root: &Path, readme: &str) -> Vec<String> {
     for folder in CRATES {
         let modules = modules(&root.join(folder).join("src"));
         let part = part_of(&map, folder);
-        problems.extend(modules.iter().filter(|module| !has_word(&part, module)).map(|module| {
-            format!("README.md: the code map's part on {folder} does not name '{module}'")
-        }));
+        problems.extend(
+            modules
+                .iter()
+                .filter(|module| !has_word(&part, module))
+                .map(|module| {
+                    format!("README.md: the code map's part on {folder} does not name '{module}'")
+                }),
+        );
     }
     problems
 }
@@ -34,17 +39,24 @@ fn code_map(readme: &str) -> Option<Vec<&str>> {
         lines.find(|line| level(line) > 0 && line.to_ascii_lowercase().contains("code map"))?;
     let top = level(heading);
     // A comment in a code block begins with one `#` and a space as a heading does; a map has none.
-    Some(lines.take_while(|line| level(line) == 0 || level(line) > top).collect())
+    Some(
+        lines
+            .take_while(|line| level(line) == 0 || level(line) > top)
+            .collect(),
+    )
 }
 
 /// The lines from the first that begins with `folder/` to the next that begins with another crate.
 fn part_of(map: &[&str], folder: &str) -> String {
     let opens = |line: &str, folder: &str| {
         let bare = line.trim_start_matches(|c: char| !c.is_alphanumeric());
-        bare.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+        bare.strip_prefix(folder)
+            .is_some_and(|rest| rest.starts_with('/'))
     };
     let is_other = |line: &&&str| {
-        CRATES.iter().any(|other| *other != folder && opens(line, other))
+        CRATES
+            .iter()
+            .any(|other| *other != folder && opens(line, other))
     };
     let lines = map.iter().skip_while(|line| !opens(line, folder));
     let lines: Vec<&str> = lines.take_while(|line| !is_other(line)).copied().collect();
@@ -55,13 +67,20 @@ fn part_of(map: &[&str], folder: &str) -> String {
 fn modules(src: &Path) -> Vec<String> {
     let mut names = Vec::new();
     for (path, is_folder) in entries(src) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         if is_folder {
             names.push(name);
-            let below = entries(&path).into_iter().filter(|(_, is_folder)| *is_folder);
-            names.extend(below.filter_map(|(path, _)| {
-                Some(path.file_name()?.to_string_lossy().into_owned())
-            }));
+            let below = entries(&path)
+                .into_iter()
+                .filter(|(_, is_folder)| *is_folder);
+            names
+                .extend(below.filter_map(|(path, _)| {
+                    Some(path.file_name()?.to_string_lossy().into_owned())
+                }));
         } else if let Some(stem) = name.strip_suffix(".rs")
             && !OPENERS.contains(&name.as_str())
             && stem != "tests"
@@ -74,7 +93,8 @@ fn modules(src: &Path) -> Vec<String> {
 }
 
 fn has_word(text: &str, word: &str) -> bool {
-    text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').any(|part| part == word)
+    text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-')
+        .any(|part| part == word)
 }
 
 #[cfg(test)]

@@ -15,7 +15,11 @@ use std::path::{Path, PathBuf};
 pub fn check(root: &Path, metadata: &str) -> Vec<String> {
     let mut problems = edges::check(metadata);
     for path in rust_files(root) {
-        let shown = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().replace('\\', "/");
+        let shown = path
+            .strip_prefix(root)
+            .unwrap_or(&path)
+            .to_string_lossy()
+            .replace('\\', "/");
         match std::fs::read_to_string(&path) {
             Ok(text) => {
                 problems.extend(files::check(&shown, &text));
@@ -61,7 +65,12 @@ fn entries(folder: &Path) -> Vec<(PathBuf, bool)> {
             let name = name.to_string_lossy();
             !name.starts_with('.') && name != "target" && !name.starts_with("mutants.out")
         })
-        .map(|entry| (entry.path(), entry.file_type().is_ok_and(|kind| kind.is_dir())))
+        .map(|entry| {
+            (
+                entry.path(),
+                entry.file_type().is_ok_and(|kind| kind.is_dir()),
+            )
+        })
         .collect();
     entries.sort();
     entries
@@ -83,7 +92,9 @@ mod tests {
 
     #[test]
     fn this_source_tree_keeps_every_rule() {
-        let metadata = Program::new("cargo metadata --no-deps --format-version 1").output().unwrap();
+        let metadata = Program::new("cargo metadata --no-deps --format-version 1")
+            .output()
+            .unwrap();
         let problems = check(&root(), &metadata);
         assert!(problems.is_empty(), "\n{}", problems.join("\n"));
     }
@@ -98,7 +109,13 @@ mod tests {
     #[test]
     fn hidden_folders_and_build_outputs_are_not_searched() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["src/a.rs", "target/b.rs", ".git/c.rs", "src/d/mod.rs", "src/e.txt"] {
+        for name in [
+            "src/a.rs",
+            "target/b.rs",
+            ".git/c.rs",
+            "src/d/mod.rs",
+            "src/e.txt",
+        ] {
             let path = folder.path().join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
@@ -107,6 +124,9 @@ mod tests {
             .iter()
             .map(|path| path.strip_prefix(folder.path()).unwrap().to_path_buf())
             .collect();
-        assert_eq!(names, [PathBuf::from("src/a.rs"), PathBuf::from("src/d/mod.rs")]);
+        assert_eq!(
+            names,
+            [PathBuf::from("src/a.rs"), PathBuf::from("src/d/mod.rs")]
+        );
     }
 }

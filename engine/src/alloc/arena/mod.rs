@@ -179,6 +179,18 @@ impl Arena {
         asked > room && !self.streams.may_hold_back()
     }
 
+    /// The largest request that would fit, if `reason` holds for every later request of this size
+    /// until something is freed.
+    pub(super) fn sure_of(&self, reason: &RefusalReason, ask: &Ask) -> Option<u64> {
+        let books = matches!(
+            reason,
+            RefusalReason::Budget | RefusalReason::Fragmentation { .. }
+        );
+        // A stronger alignment may have been the cause, and a stream may give memory free.
+        let sure = books && ask.align_units == 1 && !self.streams.may_hold_back();
+        sure.then(|| self.largest_free_bytes())
+    }
+
     #[inline]
     fn no_place(&self, ask: &Ask) -> RefusalReason {
         let asked = u64::from(ask.units) * UNIT_BYTES;
