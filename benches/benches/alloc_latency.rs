@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ds4_benches::peers::more_peers;
@@ -15,15 +15,15 @@ use ds4_harness::bench::peers::{
     ByHandle, Contender, Runner, open_allocator, peers, runner, subjects,
 };
 use ds4_harness::bench::{MASKS, roomy};
+use ds4_harness::stopwatch::Stopwatch;
 
 /// Runs the operations `times` times; only they are timed, not the emptying in between.
-#[expect(clippy::disallowed_methods, reason = "a bench measures time")]
 fn timed(runner: &mut dyn Runner, workload: &Workload, times: u64) -> Duration {
     let mut total = Duration::ZERO;
     for _ in 0..times {
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         runner.run(&workload.ops);
-        total += start.elapsed();
+        total += Duration::from_nanos(watch.elapsed_ns());
         if !workload.cyclic {
             runner.drain();
         }

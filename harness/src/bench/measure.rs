@@ -5,10 +5,10 @@
 //! rounds of one call, and a time is quoted as the least of the rounds.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::peers::{Contender, Runner};
 use super::workload::Workload;
+use crate::stopwatch::Stopwatch;
 
 /// Operations between two readings of the clock: a reading costs about 25 ns.
 const BATCH_OPS: usize = 128;
@@ -124,18 +124,18 @@ impl Lane {
         };
         let mut total = 0.0;
         for ops in self.workload.ops.chunks(batch.max(1)) {
-            let start = now();
+            let watch = Stopwatch::start();
             self.times.refused += self.runner.run(ops);
-            let elapsed = start.elapsed().as_secs_f64() * 1e9;
+            let elapsed = as_f64(watch.elapsed_ns());
             total += elapsed;
             self.times
                 .batches
-                .push(elapsed / as_f64(ops.len() * self.threads));
+                .push(elapsed / as_f64((ops.len() * self.threads) as u64));
         }
         if !self.workload.cyclic {
             self.runner.drain();
         }
-        let mean = total / as_f64(self.workload.ops.len() * self.threads);
+        let mean = total / as_f64((self.workload.ops.len() * self.threads) as u64);
         self.times.rounds.push(mean);
         mean
     }
@@ -183,18 +183,10 @@ pub fn compare(subject: &Spec, peer: &Spec, rounds: usize) -> Result<Comparison,
 }
 
 #[expect(
-    clippy::disallowed_methods,
-    reason = "the edge at which time is measured"
-)]
-fn now() -> Instant {
-    Instant::now()
-}
-
-#[expect(
     clippy::cast_precision_loss,
-    reason = "counts of operations are far below 2^53"
+    reason = "operations and nanoseconds here are far below 2^53"
 )]
-pub(super) fn as_f64(count: usize) -> f64 {
+fn as_f64(count: u64) -> f64 {
     count as f64
 }
 
