@@ -108,7 +108,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   ds4 plan --model model.gguf --gpu-vram 24,24
-  ds4 plan --model model.gguf --gpu-vram 24,12 --context 32768 --kv q8_0 --gpu-reserve 1G")]
+  ds4 plan --model model.gguf --gpu-vram 24,12 --context 32768 --kv-type q8_0 --gpu-reserve 1G")]
     Plan(PlanArgs),
     /// Allocate like a training step: weights stay, activations come and go, gradients are freed.
     #[command(after_help = "Example: ds4 --gpu-placement=0,1 --tensor-size=64M train")]
@@ -172,12 +172,12 @@ pub struct PlanArgs {
     /// The GGUF file; of a split model, any part.
     #[arg(long, value_name = "FILE.gguf")]
     pub model: PathBuf,
-    /// Tokens of context to make room for; the model's own maximum, at most 4096, if absent.
+    /// Tokens of context to make room for; the model's own maximum if absent.
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<u64>,
     /// How the cache stores its numbers: f32, f16 or q8_0.
     #[arg(long, default_value = "f16", value_name = "TYPE")]
-    pub kv: String,
+    pub kv_type: String,
 }
 
 /// `ds4 train`, `prefill` and `decode`.
@@ -205,6 +205,12 @@ pub struct BenchArgs {
     /// Runs of each row; the row keeps the best.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
+    /// Only rows whose bench has this in its name.
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Seconds instead of minutes: fewer operations, no more than 10 000 live blocks.
+    #[arg(long)]
+    pub quick: bool,
 }
 
 fn size(text: &str) -> Result<u64, String> {

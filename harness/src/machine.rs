@@ -175,7 +175,9 @@ fn sized_machine(selection: &Selection) -> SimConfig {
         Budget::Auto => SimDevice::new(24 << 30),
     });
     let devices: Vec<SimDevice> = devices.collect();
-    let mut config = SimConfig::new(&format!("with {} sized GPUs", devices.len()), devices);
+    let plural = if devices.len() == 1 { "" } else { "s" };
+    let machine = format!("of {} GPU{plural} as given", devices.len());
+    let mut config = SimConfig::new(&machine, devices);
     config.ordinals = selection
         .devices
         .iter()

@@ -1,7 +1,9 @@
 //! The commands: from typed arguments to printed results.
 
+mod bench;
 mod devices;
 mod fit;
+mod plan;
 mod replay;
 mod workload;
 
@@ -9,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use crate::cli::{Cli, Command, Format};
+use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
 use crate::output::{Console, Failure, Outcome, failure_object, print};
 use crate::workload::Phase;
@@ -22,7 +24,8 @@ ds4 places device memory on the GPUs you allow, refuses honestly and recovers.
   ds4 replay TRACE      run a recorded allocation trace (PyTorch snapshot, RMM log, JSONL)
   ds4 plan --model F    say whether a model fits on your cards, and why not
   ds4 devices           list devices and how they reach each other
-  ds4 help-all          every command and flag: ds4 --help, or ds4 COMMAND --help
+
+Every command and flag: ds4 --help, and ds4 COMMAND --help with examples.
 ";
 
 /// Runs the command line of this process.
@@ -71,9 +74,9 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Train(args) => workload::run(cli, args, Phase::Train, console),
         Command::Prefill(args) => workload::run(cli, args, Phase::Prefill, console),
         Command::Decode(args) => workload::run(cli, args, Phase::Decode, console),
-        Command::Check(_) | Command::Plan(_) | Command::Bench(_) => {
-            Err(Failure::usage(Cli::command().render_usage()))
-        }
+        Command::Plan(args) => plan::run(&cli.machine, args, console),
+        Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
+        Command::Check(_) => Err(Failure::usage(Cli::command().render_usage())),
     }
 }
 

@@ -1,0 +1,502 @@
+//! Random histories: made from a seed, run under faults and then without, checked at every step.
+
+use std::sync::Arc;
+
+use ds4_engine::alloc::{Allocation, FreeError, Handle, Request};
+use ds4_engine::bytes::MIB;
+use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
+use ds4_sim::{Link, SimBackend, SimConfig, SimDevice};
+
+use super::rng::Rng;
+use super::script::{Op, Script, ScriptDevice, ScriptFault};
+use super::trial::{Failure, Held, Tally, hold};
+use super::world::{Setup, World};
+use crate::target::Target;
+
+/// Operations of one history.
+const OPS: u64 = 120;
+/// Streams that a history makes on a device, besides the default one.
+const STREAMS: u64 = 2;
+/// How long a use on a further stream takes, in simulated nanoseconds.
+const FURTHER_USE_NS: u64 = 50_000;
+
+/// A history drawn from a seed, on `count` devices.
+pub(super) fn draw(seed: u64, index: u64, count: usize, with_faults: bool) -> Script {
+    let mut rng = Rng::part(seed, index);
+    let devices: Vec<ScriptDevice> = (0..count)
+        .map(|_| ScriptDevice {
+            capacity_bytes: (16 + 8 * rng.below(9)) * MIB,
+            pages: rng.chance(60),
+            peers: rng.chance(60),
+        })
+        .collect();
+    let faults = if with_faults {
+        draw_faults(&mut rng, count)
+    } else {
+        Vec::new()
+    };
+    let weights = draw_weights(&mut rng);
+    let ops = (0..OPS)
+        .map(|_| draw_op(&mut rng, count as u64, &weights))
+        .collect();
+    Script {
+        schema: 1,
+        about: String::new(),
+        devices,
+        seed: rng.next(),
+        faults,
+        ops,
+    }
+}
+
+fn draw_faults(rng: &mut Rng, count: usize) -> Vec<ScriptFault> {
+    const KINDS: [(&str, &str); 10] = [
+        ("allocate", "oom"),
+        ("create_page", "oom"),
+        ("create_page", "oom_keep"),
+        ("map", "fail"),
+        ("unmap", "fail"),
+        ("event", "fail"),
+        ("any", "fail"),
+        ("any", "take"),
+        ("any", "lost"),
+        ("copy", "fail"),
+    ];
+    (0..rng.below(4))
+        .map(|_| {
+            let (at, kind) = KINDS
+                .get(usize::try_from(rng.below(10)).unwrap_or(0))
+                .copied()
+                .unwrap_or(("any", "fail"));
+            ScriptFault {
+                at: at.to_owned(),
+                kind: kind.to_owned(),
+                // Losing every device would leave nothing to check.
+                device: (kind == "lost" || rng.chance(50)).then(|| rng.below(count as u64)),
+                skip: rng.below(60),
+                count: 1 + rng.below(8),
+                bytes: (kind == "take").then(|| rng.size(32 * MIB)),
+            }
+        })
+        .collect()
+}
+
+/// How likely each kind of operation is in this history; some never happen in it.
+fn draw_weights(rng: &mut Rng) -> [u64; 11] {
+    let mut weights = [40, 30, 2, 6, 6, 2, 2, 2, 3, 3, 4];
+    for weight in weights.iter_mut().skip(2) {
+        if rng.chance(30) {
+            *weight = 0;
+        }
+    }
+    weights
+}
+
+fn draw_op(rng: &mut Rng, devices: u64, weights: &[u64; 11]) -> Op {
+    let mut at = rng.below(weights.iter().sum());
+    let kind = weights.iter().position(|weight| {
+        let here = at < *weight;
+        at = at.saturating_sub(*weight);
+        here
+    });
+    let device = rng.below(devices);
+    match kind.unwrap_or(0) {
+        0 => draw_alloc(rng, devices),
+        1 => Op::Free {
+            block: rng.next() >> 32,
+        },
+        2 => Op::FreeAgain,
+        3 => Op::Use {
+            block: rng.next() >> 32,
+            stream: small(rng.below(STREAMS + 1)),
+        },
+        4 => Op::Copy {
+            from: rng.next() >> 32,
+            to: rng.next() >> 32,
+            bytes: rng.size(MIB),
+        },
+        5 => Op::Stream { device },
+        6 => Op::Trim,
+        7 => Op::Sync { device },
+        8 => Op::Take {
+            device,
+            bytes: rng.size(64 * MIB),
+        },
+        9 => Op::Give { device },
+        _ => Op::Relax,
+    }
+}
+
+fn draw_alloc(rng: &mut Rng, devices: u64) -> Op {
+    let mask = match rng.below(8) {
+        0..=2 => 0,
+        3..=4 => 1 << rng.below(devices),
+        5..=6 => small(rng.next() & 0xFF),
+        _ => 1 << (devices + rng.below(32 - devices)),
+    };
+    Op::Alloc {
+        mask,
+        bytes: if rng.chance(30) {
+            rng.size(64 * MIB)
+        } else {
+            rng.size(4 * MIB)
+        },
+        align: if rng.chance(20) {
+            1 << rng.below(22)
+        } else {
+            256
+        },
+        stream: if rng.chance(25) {
+            small(rng.below(STREAMS + 1))
+        } else {
+            0
+        },
+        long: rng.chance(15),
+    }
+}
+
+fn small(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
+
+/// The machine of a script.
+pub(super) fn machine(script: &Script) -> Result<Target, Failure> {
+    let devices: Vec<SimDevice> = script
+        .devices
+        .iter()
+        .map(|device| SimDevice {
+            page_bytes: device.pages.then_some(2 * MIB),
+            granularity_bytes: 64 << 10,
+            ..SimDevice::new(device.capacity_bytes)
+        })
+        .collect();
+    let mut config = SimConfig::new("script", devices);
+    for (to, device) in ids(script.devices.len()).zip(&script.devices) {
+        for from in ids(script.devices.len()).filter(|from| *from != to && !device.peers) {
+            config.set_link(from, to, Link::absent());
+        }
+    }
+    Target::simulated(config).map_err(Failure::error)
+}
+
+fn ids(count: usize) -> impl Iterator<Item = DeviceId> {
+    (0..count).filter_map(DeviceId::new)
+}
+
+/// Runs a script: its operations under its faults, then what must work without them.
+///
+/// # Errors
+/// What does not hold, as a sentence.
+pub fn replay(script: &Script) -> Result<(), String> {
+    match play(script) {
+        Ok(_) => Ok(()),
+        Err(
+            Failure::Broken(why)
+            | Failure::Shown(why, _)
+            | Failure::Skip(why)
+            | Failure::Error(why),
+        ) => Err(why),
+        Err(Failure::Stopped) => Err("stopped".to_owned()),
+    }
+}
+
+pub(super) fn play(script: &Script) -> Result<Tally, Failure> {
+    let target = machine(script)?;
+    let world = World::open(target, Setup::default())?;
+    let sim = world.simulated()?;
+    let mut player = Player {
+        world,
+        sim,
+        freed: None,
+        refused: None,
+    };
+    let plan = script.plan().map_err(Failure::error)?;
+    player.world.faulty = !plan.faults.is_empty();
+    player.sim.set_faults(plan).map_err(Failure::error)?;
+    for (number, op) in script.ops.iter().enumerate() {
+        let done = player.step(*op).and_then(|()| player.world.check());
+        done.map_err(|failure| at(number, *op, failure))?;
+    }
+    player.calm_down();
+    player.everything_that_fits_is_granted()?;
+    player.world.close()
+}
+
+fn at(number: usize, op: Op, failure: Failure) -> Failure {
+    match failure {
+        Failure::Broken(why) => Failure::Broken(format!("operation {number} ({op:?}): {why}")),
+        other @ (Failure::Shown(..) | Failure::Skip(_) | Failure::Error(_) | Failure::Stopped) => {
+            other
+        }
+    }
+}
+
+struct Player {
+    world: World,
+    sim: Arc<SimBackend>,
+    freed: Option<Handle>,
+    refused: Option<Request>,
+}
+
+impl Player {
+    fn step(&mut self, op: Op) -> Held {
+        match op {
+            Op::Alloc { .. } => self.allocate(op),
+            Op::Free { block } => self.free(block),
+            Op::FreeAgain => self.free_again(),
+            Op::Use { block, stream } => self.use_further(block, stream),
+            Op::Copy { from, to, bytes } => self.copy(from, to, bytes),
+            Op::Stream { device } => self.stream(device),
+            Op::Trim => self.world.trim(),
+            Op::Sync { device } => self.synchronize(device),
+            Op::Take { device, bytes } => {
+                if let Some(device) = self.device(device) {
+                    self.sim.take_memory(device, bytes);
+                }
+                Ok(())
+            }
+            Op::Give { device } => {
+                if let Some(device) = self.device(device) {
+                    self.sim.give_memory(device, u64::MAX);
+                }
+                Ok(())
+            }
+            Op::Relax => self.relax(),
+        }
+    }
+
+    fn device(&self, number: u64) -> Option<DeviceId> {
+        DeviceId::new(usize::try_from(number).ok()?)
+            .filter(|id| id.index() < self.world.device_count())
+    }
+
+    fn block(&self, number: u64) -> Option<usize> {
+        let place = number.checked_rem(self.world.live.len() as u64)?;
+        usize::try_from(place).ok()
+    }
+
+    fn allocate(&mut self, op: Op) -> Held {
+        let Some(request) = op.request() else {
+            return Ok(());
+        };
+        if self.world.request(&request)?.is_err() {
+            self.refused = Some(request);
+        }
+        Ok(())
+    }
+
+    fn free(&mut self, block: u64) -> Held {
+        let Some(index) = self.block(block) else {
+            return Ok(());
+        };
+        let handle = self
+            .world
+            .live
+            .get(index)
+            .map(|owned| owned.allocation.handle);
+        if self.world.free(index)? {
+            self.freed = handle;
+            if let Some(request) = self.refused.take()
+                && self.world.request(&request)?.is_ok()
+            {
+                self.world.tally.met("refusal, then success after a free");
+            }
+        }
+        Ok(())
+    }
+
+    fn free_again(&mut self) -> Held {
+        let Some(handle) = self.freed else {
+            return Ok(());
+        };
+        let hash = self.world.allocator.state_hash();
+        let again = self.world.allocator.free(handle);
+        let rejected = matches!(again, Err(FreeError::DoubleFree | FreeError::StaleHandle));
+        hold!(rejected, "a second free says {again:?}");
+        hold!(
+            hash == self.world.allocator.state_hash(),
+            "a second free changed the state"
+        );
+        self.world.tally.rejected += 1;
+        Ok(())
+    }
+
+    fn use_further(&mut self, block: u64, stream: u32) -> Held {
+        let Some(owned) = self
+            .block(block)
+            .and_then(|index| self.world.live.get(index))
+            .copied()
+        else {
+            return Ok(());
+        };
+        let Allocation {
+            handle,
+            device,
+            address,
+            bytes,
+            ..
+        } = owned.allocation;
+        let stream = StreamId(stream);
+        if stream == owned.stream || self.world.allocator.record_use(handle, stream).is_err() {
+            return Ok(());
+        }
+        // The further stream starts after the block's own, as a program has to arrange.
+        let backend = self.world.target.backend();
+        let ordered = backend
+            .record_event(device, owned.stream)
+            .and_then(|event| {
+                let waits = backend.stream_wait_event(device, stream, device, event);
+                backend.destroy_event(device, event)?;
+                waits
+            });
+        if ordered.is_ok()
+            && self
+                .sim
+                .touch(device, stream, address, bytes, FURTHER_USE_NS)
+                .is_ok()
+        {
+            // Nobody may touch it on its own stream any more: its life ends with a free.
+            let index = self
+                .world
+                .live
+                .iter()
+                .position(|live| live.allocation.handle == handle);
+            if self.world.free(index.unwrap_or(usize::MAX))? {
+                self.freed = Some(handle);
+                self.world
+                    .tally
+                    .met("free while a further stream uses the block");
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, from: u64, to: u64, bytes: u64) -> Held {
+        let pick = |number| {
+            self.block(number)
+                .and_then(|index| self.world.live.get(index))
+                .copied()
+        };
+        let (Some(from), Some(to)) = (pick(from), pick(to)) else {
+            return Ok(());
+        };
+        if from.allocation.handle == to.allocation.handle {
+            return Ok(());
+        }
+        let bytes = bytes.min(from.allocation.bytes).min(to.allocation.bytes);
+        self.world
+            .copy(from.allocation.handle, to.allocation.handle, bytes)
+            .map(|_| ())
+    }
+
+    fn stream(&mut self, device: u64) -> Held {
+        let Some(device) = self.device(device) else {
+            return Ok(());
+        };
+        if self.sim.streams_and_events(device).0 as u64 > STREAMS {
+            return Ok(());
+        }
+        match self.world.allocator.create_stream(device) {
+            Err(error) if !self.world.faulty => Err(Failure::Broken(format!("no stream: {error}"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn synchronize(&mut self, device: u64) -> Held {
+        let Some(device) = self.device(device) else {
+            return Ok(());
+        };
+        match self.world.allocator.synchronize(device) {
+            Err(error) if !self.world.faulty => {
+                Err(Failure::Broken(format!("cannot wait: {error}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn relax(&mut self) -> Held {
+        let Some(request) = self.refused.take() else {
+            return Ok(());
+        };
+        let relaxed = Request {
+            mask: DeviceMask::EMPTY,
+            stream: StreamId::DEFAULT,
+            ..request
+        };
+        if self.world.request(&relaxed)?.is_ok() {
+            self.world
+                .tally
+                .met("refusal, then success on a relaxed mask");
+        }
+        Ok(())
+    }
+
+    /// Ends the faults; what is lost stays lost.
+    fn calm_down(&mut self) {
+        let fired: u64 = self
+            .sim
+            .clear_faults()
+            .iter()
+            .map(|count| count.fired)
+            .sum();
+        self.world.tally.faults += fired;
+        self.sim.restore_memory();
+        self.world.faulty = false;
+        for id in ids(self.world.device_count()) {
+            if self.world.target.backend().memory_info(id).is_err() {
+                self.world.lost = self.world.lost.or(DeviceMask::only(id));
+            }
+        }
+    }
+
+    /// The world checks each refusal against its model, so asking is enough.
+    fn everything_that_fits_is_granted(&mut self) -> Held {
+        for id in ids(self.world.device_count()) {
+            for shift in [0, 1, 2, 4, 8, 16] {
+                let bytes = (self.world.budget(id) >> shift).max(1);
+                let request = Request {
+                    mask: DeviceMask::only(id),
+                    ..Request::new(bytes)
+                };
+                self.world.request(&request)?.ok();
+            }
+        }
+        while !self.world.live.is_empty() {
+            hold!(
+                self.world.free(0)?,
+                "a block cannot be freed without faults"
+            );
+        }
+        for id in ids(self.world.device_count())
+            .filter(|id| !self.world.lost.contains(*id))
+            .collect::<Vec<_>>()
+        {
+            let all = Request {
+                mask: DeviceMask::only(id),
+                ..Request::new(self.world.budget(id) / 2)
+            };
+            self.world.grant(&all)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_survives_its_file() {
+        let script = draw(7, 3, 3, true);
+        assert_eq!(
+            Script::from_json(script.to_json().as_bytes(), "x"),
+            Ok(script)
+        );
+    }
+
+    #[test]
+    fn equal_seeds_draw_equal_histories_and_others_differ() {
+        assert_eq!(draw(7, 3, 3, true), draw(7, 3, 3, true));
+        assert_ne!(draw(7, 3, 3, true).ops, draw(7, 4, 3, true).ops);
+    }
+}

@@ -1,0 +1,210 @@
+//! Refusals that are right, complete, and change nothing.
+
+use ds4_engine::alloc::{RefusalCause, RefusalReason, Request};
+use ds4_engine::bytes::{KIB, MIB};
+use ds4_engine::device::{DeviceId, DeviceMask};
+use ds4_sim::{Fault, FaultKind, FaultPlan};
+
+use super::Suite::Refusal;
+use super::churn::{Churn, fill};
+use super::rng::Rng;
+use super::trial::{Check, Failure, Held, Needs, Trial, hold};
+use super::world::Setup;
+
+pub(super) const CHECKS: &[Check] = &[
+    Check {
+        suite: Refusal,
+        name: "a-refusal-names-every-candidate-and-changes-nothing",
+        needs: Needs::NOTHING,
+        body: full_machine,
+    },
+    Check {
+        suite: Refusal,
+        name: "nothing-that-fits-is-refused",
+        needs: Needs::NOTHING,
+        body: no_false_refusal,
+    },
+    Check {
+        suite: Refusal,
+        name: "a-budget-can-be-used-up-and-never-exceeded",
+        needs: Needs::NOTHING,
+        body: budgets,
+    },
+    Check {
+        suite: Refusal,
+        name: "memory-that-others-take-is-a-driver-refusal-and-pages-in-use-still-serve",
+        needs: Needs::SIM,
+        body: other_processes,
+    },
+    Check {
+        suite: Refusal,
+        name: "a-lost-device-is-named-and-the-next-candidate-serves",
+        needs: Needs::SIM_TWO,
+        body: lost_device,
+    },
+];
+
+fn ids(trial: &Trial<'_>) -> Vec<DeviceId> {
+    DeviceMask::first(trial.devices()).iter().collect()
+}
+
+fn full_machine(trial: &mut Trial<'_>) -> Held {
+    let mut world = trial.world(Setup::default())?;
+    for id in ids(trial) {
+        fill(&mut world, id, MIB)?;
+    }
+    for hint in 0..=DeviceMask::first(trial.devices().min(6)).0 {
+        let refusal = world.refuse(&Request {
+            mask: DeviceMask(hint),
+            ..Request::new(MIB)
+        })?;
+        let RefusalCause::Tried(tried) = &refusal.cause else {
+            return Err(Failure::Broken(format!("no device was tried: {refusal}")));
+        };
+        let sentence = refusal.to_string();
+        for candidate in tried {
+            hold!(
+                candidate.reason == RefusalReason::Budget,
+                "full, but refused with {:?}",
+                candidate.reason
+            );
+            let name = candidate.device.to_string();
+            hold!(
+                sentence.contains(&name),
+                "the sentence leaves {name} out: {sentence}"
+            );
+        }
+    }
+    trial.close(world)
+}
+
+fn no_false_refusal(trial: &mut Trial<'_>) -> Held {
+    for case in 0..trial.cases.div_ceil(2) {
+        let mut world = trial.world(Setup::default())?;
+        let mut rng = Rng::part(trial.seed, 0x100 + u64::from(case));
+        let churn = Churn {
+            steps: 60,
+            most_bytes: (1 << rng.below(7)) * MIB,
+            asks: 90,
+        };
+        churn.run(&mut world, &mut rng)?;
+        // Nearly full, with holes: where refusals are easy to get wrong.
+        Churn {
+            steps: 140,
+            asks: 55,
+            ..churn
+        }
+        .run(&mut world, &mut rng)?;
+        trial.close(world)?;
+    }
+    Ok(())
+}
+
+fn budgets(trial: &mut Trial<'_>) -> Held {
+    let mut world = trial.world(Setup::default())?;
+    for id in ids(trial) {
+        let budget = world.budget(id);
+        // A slab may lose up to 2 MiB at its start; pages lose nothing.
+        let loss = if world
+            .target
+            .backend()
+            .devices()
+            .get(id.index())
+            .is_some_and(|d| d.page_bytes.is_none())
+        {
+            2 * MIB
+        } else {
+            0
+        };
+        fill(&mut world, id, 64 * KIB)?;
+        let used = world.used(id);
+        hold!(
+            used <= budget && used >= budget - loss,
+            "{id} is full with {used} of {budget} bytes"
+        );
+        let over = Request {
+            mask: DeviceMask::only(id),
+            ..Request::new(64 * KIB)
+        };
+        world.refuse(&over)?;
+    }
+    trial.close(world)
+}
+
+fn other_processes(trial: &mut Trial<'_>) -> Held {
+    for id in ids(trial) {
+        let mut world = trial.world(Setup::default())?;
+        let sim = world.simulated()?;
+        let on = |bytes| Request {
+            mask: DeviceMask::only(id),
+            ..Request::new(bytes)
+        };
+        let holder = world.grant(&on(3 * MIB / 2))?;
+        sim.take_memory(id, u64::MAX);
+        let reserved = world
+            .allocator
+            .stats(id)
+            .map_or(0, |stats| stats.reserved_bytes);
+        let refusal = world.refuse(&on(world.budget(id) - 4 * MIB))?;
+        if reserved < world.budget(id) {
+            let driver = matches!(&refusal.cause, RefusalCause::Tried(tried)
+                if matches!(tried.first().map(|c| &c.reason), Some(RefusalReason::DriverOutOfMemory { .. })));
+            hold!(
+                driver,
+                "the driver has no memory left, but the refusal says {refusal}"
+            );
+        }
+        // What is left of the page in use needs no memory from the driver.
+        world.grant(&on(256 * KIB))?;
+        sim.give_memory(id, u64::MAX);
+        world.give_back(&holder)?;
+        let after = on(world.budget(id) / 2);
+        world.grant(&after)?;
+        trial.close(world)?;
+    }
+    Ok(())
+}
+
+fn lost_device(trial: &mut Trial<'_>) -> Held {
+    for id in ids(trial) {
+        let mut world = trial.world(Setup::default())?;
+        let sim = world.simulated()?;
+        let both = Request::new(4 * MIB);
+        world.grant(&Request {
+            mask: DeviceMask::only(id),
+            ..both
+        })?;
+        sim.set_faults(FaultPlan::new(vec![Fault::every(FaultKind::Lost).on(id)]))
+            .map_err(Failure::error)?;
+        world.faulty = true;
+        let large = Request {
+            mask: DeviceMask::only(id),
+            ..Request::new(world.budget(id) / 2)
+        };
+        let refusal = world.refuse(&large)?;
+        let RefusalCause::Tried(tried) = &refusal.cause else {
+            return Err(Failure::Broken(format!("no device was tried: {refusal}")));
+        };
+        let lost = matches!(
+            tried.first().map(|c| &c.reason),
+            Some(RefusalReason::DeviceLost { .. })
+        );
+        hold!(lost, "the device is lost, but the refusal says {refusal}");
+        sim.clear_faults();
+        world.faulty = false;
+        // Memory that is mapped there already must not be handed out either.
+        world.refuse(&Request {
+            mask: DeviceMask::only(id),
+            ..Request::new(256)
+        })?;
+        for _ in 0..2 * trial.devices() {
+            let owned = world.grant(&Request::new(256))?;
+            hold!(
+                owned.allocation.device != id,
+                "a lost device was handed out"
+            );
+        }
+        trial.close(world)?;
+    }
+    Ok(())
+}

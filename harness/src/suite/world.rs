@@ -1,0 +1,613 @@
+//! An allocator over fresh devices, with everything it does checked against the model.
+
+use std::sync::Arc;
+
+use ds4_engine::alloc::placement::OrphanPolicy;
+use ds4_engine::alloc::{
+    AllocError, Allocation, Allocator, AllocatorConfig, CopyPath, CopyReport, DeviceBudget,
+    FreeError, Handle, Refusal, RefusalCause, RefusalReason, Request,
+};
+use ds4_engine::backend::Backend;
+use ds4_engine::bytes::MIB;
+use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
+use ds4_sim::{Call, LedgerBlock, SimBackend};
+
+use super::model::{Asked, DeviceModel, by_pressure, candidates};
+use super::trial::{Failure, Held, Tally, hold};
+use crate::target::Target;
+
+/// Budgets of the worlds' devices in MiB, uneven on purpose; a device takes entry `id % 8`.
+const BUDGETS_MIB: [u64; 8] = [48, 32, 64, 24, 80, 40, 56, 16];
+/// The most bytes of a block that its first use writes where no simulator stands in for a kernel.
+const FILL_BYTES: u64 = 64 << 10;
+/// How long a block's first use takes in a simulated world, in nanoseconds.
+const USE_NS: u64 = 20_000;
+
+/// How a world is set up.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Setup {
+    /// The devices that are never used.
+    pub(super) excluded: DeviceMask,
+    /// Whether orphaned hints are refused.
+    pub(super) strict: bool,
+    /// Budgets are this much smaller than usual, as a power of two.
+    pub(super) shrink: u32,
+}
+
+/// A live block of a world.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owned {
+    pub(super) allocation: Allocation,
+    pub(super) stream: StreamId,
+    key: u64,
+}
+
+/// An allocator with its devices and its model.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) target: Target,
+    pub(super) allocator: Allocator,
+    pub(super) live: Vec<Owned>,
+    pub(super) tally: Tally,
+    /// A fault plan is at work: the backend may refuse what it could do.
+    pub(super) faulty: bool,
+    pub(super) lost: DeviceMask,
+    models: Vec<DeviceModel>,
+    setup: Setup,
+    next_key: u64,
+    refused_mask: Option<DeviceMask>,
+}
+
+impl World {
+    pub(super) fn open(target: Target, setup: Setup) -> Result<Self, Failure> {
+        let allocator = Self::allocator(target.backend(), &setup).map_err(Failure::error)?;
+        let infos = target.backend().devices();
+        let models = (0..infos.len())
+            .filter_map(DeviceId::new)
+            .zip(infos)
+            .map(|(id, info)| {
+                let budget = allocator.stats(id).map_or(0, |stats| stats.budget_bytes);
+                DeviceModel::new(budget, info.page_bytes)
+            })
+            .collect();
+        Ok(Self {
+            target,
+            allocator,
+            live: Vec::new(),
+            tally: Tally {
+                worlds: 1,
+                ..Tally::default()
+            },
+            faulty: false,
+            lost: DeviceMask::EMPTY,
+            models,
+            setup,
+            next_key: 1,
+            refused_mask: None,
+        })
+    }
+
+    /// The allocator of a world on a backend.
+    pub(super) fn allocator(
+        backend: &Arc<dyn Backend>,
+        setup: &Setup,
+    ) -> Result<Allocator, ds4_engine::alloc::InitError> {
+        let budgets = (0..backend.devices().len())
+            .map(|index| DeviceBudget {
+                configured_bytes: BUDGETS_MIB
+                    .get(index % BUDGETS_MIB.len())
+                    .map(|mib| (mib * MIB) >> setup.shrink),
+                reserve_bytes: 0,
+            })
+            .collect();
+        let config = AllocatorConfig {
+            budgets,
+            excluded: setup.excluded,
+            orphans: if setup.strict {
+                OrphanPolicy::Refuse
+            } else {
+                OrphanPolicy::LeastLoaded
+            },
+            free_by_address: true,
+            observer: None,
+        };
+        Allocator::new(backend.clone(), config)
+    }
+
+    pub(super) fn sim(&self) -> Option<&Arc<SimBackend>> {
+        self.target.sim()
+    }
+
+    /// The simulator of a check that needs one.
+    pub(super) fn simulated(&self) -> Result<Arc<SimBackend>, Failure> {
+        let sim = self.sim().cloned();
+        sim.ok_or_else(|| Failure::Skip("only a simulated machine can do this".to_owned()))
+    }
+
+    pub(super) fn device_count(&self) -> usize {
+        self.models.len()
+    }
+
+    pub(super) fn budget(&self, device: DeviceId) -> u64 {
+        self.models
+            .get(device.index())
+            .map_or(0, |model| model.budget_bytes)
+    }
+
+    pub(super) fn used(&self, device: DeviceId) -> u64 {
+        self.models
+            .get(device.index())
+            .map_or(0, |model| model.used_bytes)
+    }
+
+    /// The devices that may take a hint's requests.
+    pub(super) fn candidates(&self, hint: DeviceMask) -> Option<DeviceMask> {
+        candidates(
+            hint,
+            self.models.len(),
+            self.setup.excluded,
+            self.setup.strict,
+        )
+    }
+
+    /// The candidates of a hint in the order in which they must be tried.
+    pub(super) fn order(&self, hint: DeviceMask) -> Vec<DeviceId> {
+        self.candidates(hint)
+            .map_or_else(Vec::new, |mask| by_pressure(mask, &self.models))
+    }
+
+    /// Whether a device could take a request, by the model.
+    pub(super) fn could_hold(&self, device: DeviceId, request: &Request, driver_free: u64) -> bool {
+        let asked = Asked {
+            bytes: request.bytes,
+            align_bytes: request.align_bytes,
+        };
+        let reserved = self
+            .allocator
+            .stats(device)
+            .map_or(0, |stats| stats.reserved_bytes);
+        self.models.get(device.index()).is_some_and(|model| {
+            model.could_hold(asked, driver_free, reserved, || {
+                self.allocator.blocks(device)
+            })
+        })
+    }
+
+    fn driver_free(&self, device: DeviceId) -> u64 {
+        self.target
+            .backend()
+            .memory_info(device)
+            .map_or(0, |info| info.free_bytes)
+    }
+
+    /// Makes a request and checks what comes of it.
+    pub(super) fn request(&mut self, request: &Request) -> Result<Result<Owned, Refusal>, Failure> {
+        let hash = self.allocator.state_hash();
+        let order = self.order(request.mask);
+        let calls = self.sim().map(|sim| sim.calls());
+        let got = self.allocator.allocate(request);
+        self.note_calls(calls);
+        match got {
+            Ok(allocation) => self.accept(request, allocation, &order).map(Ok),
+            Err(AllocError::Refused(refusal)) => {
+                self.check_refusal(request, &refusal, &order, hash)?;
+                Ok(Err(refusal))
+            }
+            Err(error) => Err(Failure::Broken(format!(
+                "{request:?} was called wrong: {error}"
+            ))),
+        }
+    }
+
+    /// A request that must be granted.
+    pub(super) fn grant(&mut self, request: &Request) -> Result<Owned, Failure> {
+        self.request(request)?
+            .map_err(|refusal| Failure::Broken(format!("must be granted: {refusal}")))
+    }
+
+    /// A request that must be refused.
+    pub(super) fn refuse(&mut self, request: &Request) -> Result<Refusal, Failure> {
+        match self.request(request)? {
+            Ok(owned) => Err(Failure::Broken(format!(
+                "{} bytes on mask {} must be refused, but landed on {}",
+                request.bytes, request.mask, owned.allocation.device
+            ))),
+            Err(refusal) => Ok(refusal),
+        }
+    }
+
+    fn note_calls(&mut self, before: Option<ds4_sim::CallCounts>) {
+        let Some((before, sim)) = before.zip(self.sim().cloned()) else {
+            return;
+        };
+        let now = sim.calls();
+        let made = |call| now.of(call) > before.of(call);
+        for (call, situation) in [
+            (Call::Unmap, "pages moved to where they were needed"),
+            (Call::WaitEvent, "waited for another stream's event"),
+            (Call::Allocate, "slab taken from the driver"),
+            (Call::Free, "empty slab given back under pressure"),
+        ] {
+            if made(call) {
+                self.tally.met(situation);
+            }
+        }
+    }
+
+    /// Books a granted request that was made with candidates in this order.
+    pub(super) fn accept(
+        &mut self,
+        request: &Request,
+        allocation: Allocation,
+        order: &[DeviceId],
+    ) -> Result<Owned, Failure> {
+        let device = allocation.device;
+        let Some(rank) = order.iter().position(|id| *id == device) else {
+            return Err(Failure::Broken(format!(
+                "{request:?} landed on {device}, outside its candidates {order:?}"
+            )));
+        };
+        for passed in order.iter().take(rank) {
+            if self.lost.contains(*passed) {
+                self.tally
+                    .met("device lost, another candidate took the request");
+                continue;
+            }
+            let known = request.stream == StreamId::DEFAULT && !self.faulty;
+            let fits = known && self.could_hold(*passed, request, self.driver_free(*passed));
+            hold!(
+                !fits,
+                "{request:?} went to {device} although {passed} is under less pressure and fits"
+            );
+            self.tally.met("next candidate taken after one had no room");
+        }
+        self.check_shape(request, &allocation)?;
+        let model = self.models.get_mut(device.index());
+        let added = model.map_or(Ok(()), |model| {
+            model.add(allocation.offset_bytes, allocation.reserved_bytes)
+        });
+        added.map_err(|wrong| Failure::Broken(format!("{device}: {wrong}")))?;
+        self.tally.allocations += 1;
+        if allocation.orphaned {
+            self.tally.met("orphaned hint");
+        }
+        let owned = Owned {
+            allocation,
+            stream: request.stream,
+            key: self.next_key,
+        };
+        self.next_key += 1;
+        self.tell_ledger(&owned, order);
+        self.first_use(&owned)?;
+        self.live.push(owned);
+        Ok(owned)
+    }
+
+    fn check_shape(&self, request: &Request, allocation: &Allocation) -> Held {
+        let Allocation {
+            device,
+            offset_bytes,
+            bytes,
+            reserved_bytes,
+            ..
+        } = *allocation;
+        let align = request.align_bytes.max(256);
+        hold!(
+            offset_bytes % align == 0,
+            "offset {offset_bytes} is not aligned to {align}"
+        );
+        hold!(
+            allocation.address.0 % align == 0,
+            "address {} is not aligned to {align}",
+            allocation.address
+        );
+        hold!(
+            bytes == request.bytes && reserved_bytes >= bytes && reserved_bytes - bytes < 256,
+            "{bytes} bytes in {reserved_bytes} for a request of {}",
+            request.bytes
+        );
+        let used = self.allocator.stats(device).map(|stats| stats.used_bytes);
+        let expected = self.used(device) + reserved_bytes;
+        hold!(
+            used == Some(expected),
+            "{device} says {used:?} bytes used, {expected} are"
+        );
+        Ok(())
+    }
+
+    fn tell_ledger(&self, owned: &Owned, order: &[DeviceId]) {
+        if let Some(sim) = self.sim() {
+            let block = LedgerBlock {
+                device: owned.allocation.device,
+                address: owned.allocation.address,
+                bytes: owned.allocation.reserved_bytes,
+                handle: owned.key,
+            };
+            sim.ledger()
+                .on_allocation(block, order.iter().copied().collect());
+        }
+    }
+
+    /// Writes to a block on its stream, so that memory still in use elsewhere shows as a race.
+    fn first_use(&self, owned: &Owned) -> Held {
+        let Allocation {
+            device,
+            address,
+            bytes,
+            ..
+        } = owned.allocation;
+        let used = match self.sim() {
+            Some(sim) => sim.touch(device, owned.stream, address, bytes, USE_NS),
+            None => {
+                let bytes = bytes.min(FILL_BYTES);
+                self.target
+                    .backend()
+                    .fill(device, address, bytes, 0xA5, owned.stream)
+            }
+        };
+        match used {
+            Err(error) if !self.faulty && !self.lost.contains(device) => Err(Failure::Broken(
+                format!("a granted block cannot be used: {error}"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_refusal(
+        &mut self,
+        request: &Request,
+        refusal: &Refusal,
+        order: &[DeviceId],
+        hash: u64,
+    ) -> Held {
+        self.tally.refusals += 1;
+        self.refused_mask = Some(request.mask);
+        let now = self.allocator.state_hash();
+        hold!(
+            now == hash,
+            "the state changed from {hash:#x} to {now:#x} at: {refusal}"
+        );
+        hold!(
+            refusal.bytes == request.bytes && refusal.mask == request.mask,
+            "the refusal names another request: {refusal}"
+        );
+        match &refusal.cause {
+            RefusalCause::Orphaned { .. } | RefusalCause::Excluded { .. } => {
+                hold!(
+                    order.is_empty(),
+                    "candidates {order:?} were not tried: {refusal}"
+                );
+                return Ok(());
+            }
+            RefusalCause::Tried(tried) => {
+                let devices: Vec<DeviceId> =
+                    tried.iter().map(|candidate| candidate.device).collect();
+                hold!(
+                    devices == order,
+                    "tried {devices:?}, the candidates are {order:?}"
+                );
+                for candidate in tried {
+                    let device = candidate.device;
+                    let figures = (candidate.used_bytes, candidate.budget_bytes);
+                    let expected = (self.used(device), self.budget(device));
+                    hold!(
+                        figures == expected,
+                        "{device} has {expected:?} used and budget, not {figures:?}"
+                    );
+                    self.check_reason(request, device, &candidate.reason)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_reason(
+        &mut self,
+        request: &Request,
+        device: DeviceId,
+        reason: &RefusalReason,
+    ) -> Held {
+        let over = request.bytes > self.budget(device).saturating_sub(self.used(device));
+        let fits = |free| self.could_hold(device, request, free);
+        let (situation, right) = match reason {
+            RefusalReason::Budget => ("refusal: budget", over),
+            RefusalReason::Fragmentation { .. } => ("refusal: fragmentation", !fits(u64::MAX)),
+            RefusalReason::AddressSpace { .. } => ("refusal: address space", !fits(u64::MAX)),
+            RefusalReason::DriverOutOfMemory { .. } => (
+                "refusal: memory taken by another process",
+                self.faulty || !fits(self.driver_free(device)),
+            ),
+            RefusalReason::DeviceLost { .. } => (
+                "refusal: device lost",
+                self.faulty || self.lost.contains(device),
+            ),
+            RefusalReason::Injected { .. } => ("refusal: injected", self.faulty),
+            RefusalReason::Driver { .. } => ("refusal: driver", self.faulty),
+            RefusalReason::UnknownStream { .. } => ("refusal: unknown stream", true),
+        };
+        hold!(
+            right,
+            "{device} refuses {request:?} for a wrong reason: {reason:?}"
+        );
+        if matches!(reason, RefusalReason::DeviceLost { .. }) {
+            self.lost = self.lost.or(DeviceMask::only(device));
+        }
+        self.tally.met(situation);
+        Ok(())
+    }
+
+    /// Frees the live block at `index`; says whether it was taken back.
+    pub(super) fn free(&mut self, index: usize) -> Result<bool, Failure> {
+        if index >= self.live.len() {
+            return Ok(false);
+        }
+        let owned = self.live.remove(index);
+        let Allocation {
+            handle,
+            device,
+            address,
+            offset_bytes,
+            ..
+        } = owned.allocation;
+        if let Some(sim) = self.sim() {
+            sim.ledger().on_free(device, address, owned.key);
+        }
+        let merges = |world: &Self| {
+            world
+                .allocator
+                .stats(device)
+                .map_or(0, |s| s.counters.merges)
+        };
+        let before = merges(self);
+        match self.allocator.free(handle) {
+            Ok(()) => {
+                if merges(self) - before == 2 {
+                    self.tally.met("freed block merged with both neighbours");
+                }
+                if let Some(model) = self.models.get_mut(device.index()) {
+                    model.remove(offset_bytes);
+                }
+                self.tally.frees += 1;
+                Ok(true)
+            }
+            Err(FreeError::Backend(_)) if self.faulty => {
+                self.tell_ledger(&owned, &[device]);
+                self.live.insert(index, owned);
+                Ok(false)
+            }
+            Err(error) => Err(Failure::Broken(format!(
+                "a live block cannot be freed: {error}"
+            ))),
+        }
+    }
+
+    /// Frees a block by what its allocation returned.
+    pub(super) fn give_back(&mut self, owned: &Owned) -> Held {
+        match self.live.iter().position(|live| live.key == owned.key) {
+            Some(index) => self.free(index).map(|_| ()),
+            None => Err(Failure::error(
+                "the check frees a block that it does not own",
+            )),
+        }
+    }
+
+    /// A call that must be rejected and change nothing.
+    pub(super) fn reject<E: std::fmt::Debug + PartialEq, T: std::fmt::Debug>(
+        &mut self,
+        what: &str,
+        expected: &E,
+        call: impl FnOnce(&Allocator) -> Result<T, E>,
+    ) -> Held {
+        let hash = self.allocator.state_hash();
+        let got = call(&self.allocator);
+        let right = got.as_ref().is_err_and(|error| error == expected);
+        hold!(right, "{what}: expected {expected:?}, got {got:?}");
+        let now = self.allocator.state_hash();
+        hold!(now == hash, "{what} changed the state");
+        self.tally.rejected += 1;
+        Ok(())
+    }
+
+    /// Copies between two live blocks.
+    pub(super) fn copy(
+        &mut self,
+        from: Handle,
+        to: Handle,
+        bytes: u64,
+    ) -> Result<Option<CopyReport>, Failure> {
+        match self.allocator.copy((from, 0), (to, 0), bytes) {
+            Ok(report) => {
+                self.tally.copies += 1;
+                self.tally.met(match report.path {
+                    CopyPath::SameDevice => "copy within a device",
+                    CopyPath::Peer => "copy over a peer path",
+                    CopyPath::HostBounce => "copy through the host",
+                });
+                Ok(Some(report))
+            }
+            Err(_) if self.faulty => Ok(None),
+            Err(error) => Err(Failure::Broken(format!(
+                "a copy of {bytes} bytes failed: {error}"
+            ))),
+        }
+    }
+
+    /// Gives unused memory back to the driver.
+    pub(super) fn trim(&mut self) -> Held {
+        match self.allocator.trim() {
+            Ok(bytes) => {
+                if bytes > 0 {
+                    self.tally.met("trim gave memory back");
+                }
+                Ok(())
+            }
+            Err(_) if self.faulty || !self.lost.is_empty() => Ok(()),
+            Err(error) => Err(Failure::Broken(format!("trim failed: {error}"))),
+        }
+    }
+
+    /// Checks the books and what the ledger saw.
+    pub(super) fn check(&self) -> Held {
+        self.allocator.check().map_err(Failure::Broken)?;
+        for id in DeviceMask::first(self.device_count()).iter() {
+            let used = self.allocator.stats(id).map_or(0, |stats| stats.used_bytes);
+            hold!(
+                used == self.used(id),
+                "{id} says {used} bytes used, {} are",
+                self.used(id)
+            );
+        }
+        self.check_ledger()
+    }
+
+    fn check_ledger(&self) -> Held {
+        let findings = self
+            .sim()
+            .map(|sim| sim.ledger().findings())
+            .unwrap_or_default();
+        match findings.first() {
+            Some(finding) => Err(Failure::Broken(format!("the ledger found: {finding}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Frees all blocks, closes the allocator and makes sure that nothing is left behind.
+    pub(super) fn close(mut self) -> Result<Tally, Failure> {
+        self.check()?;
+        self.tally.hash.word(self.allocator.state_hash());
+        while !self.live.is_empty() {
+            let freed = self.free(self.live.len() - 1)?;
+            hold!(freed, "a block cannot be freed at the end");
+        }
+        self.check()?;
+        let Self {
+            target,
+            allocator,
+            tally,
+            lost,
+            ..
+        } = self;
+        let closed = allocator.close();
+        match closed {
+            Ok(live) => hold!(live == 0, "{live} blocks live after all were freed"),
+            Err(error) => hold!(!lost.is_empty(), "closing failed: {error}"),
+        }
+        if let Some(sim) = target.sim() {
+            sim.ledger().check_shutdown();
+            let findings = sim.ledger().findings();
+            hold!(
+                findings.is_empty(),
+                "the ledger found at the end: {}",
+                findings.first().map_or(String::new(), ToString::to_string)
+            );
+            for id in DeviceMask::first(sim.config().devices.len())
+                .without(lost)
+                .iter()
+            {
+                let (_, events) = sim.streams_and_events(id);
+                hold!(events == 0, "{events} events are left on {id}");
+            }
+        }
+        Ok(tally)
+    }
+}
