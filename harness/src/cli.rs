@@ -144,9 +144,12 @@ pub struct CheckArgs {
     /// The seed of all random campaigns.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// How many random cases each campaign runs.
-    #[arg(long, default_value_t = 200)]
-    pub cases: u32,
+    /// How many random histories each randomised check runs; 64 if absent.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub cases: Option<u32>,
+    /// Run the recorded operations of a failed check again, and nothing else.
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["suite", "only", "cases"])]
+    pub replay: Option<PathBuf>,
 }
 
 /// `ds4 replay`.
