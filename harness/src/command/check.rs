@@ -7,14 +7,11 @@ use serde_json::json;
 
 use crate::cli::{CheckArgs, Format, MachineArgs};
 use crate::exit::Exit;
-use crate::machine::Machine;
+use crate::machine::{MIXED, Machine};
 use crate::output::{Console, Failure, Outcome, table};
 use crate::suite::junit::to_xml;
 use crate::suite::script::Script;
 use crate::suite::{CheckOptions, CheckResult, CheckRun, Suite, Verdict, check_names, replay, run};
-
-/// The machine of a run that names none: unequal devices show more than equal ones.
-const DEFAULT_TOPOLOGY: &str = "8x24g-mixed";
 
 /// Runs the suites, or replays one recorded failure.
 pub(super) fn check(
@@ -30,12 +27,8 @@ pub(super) fn check(
     if let Some(path) = &args.replay {
         return replay_file(path, console);
     }
-    let mut flags = machine.clone();
-    if flags.topology.is_none() && flags.gpu_vram.is_none() {
-        flags.topology = Some(DEFAULT_TOPOLOGY.to_owned());
-    }
-    let options = options(args, flags.topology.clone())?;
-    let machine = Machine::resolve(&flags, 1)?;
+    let options = options(args, machine.topology.clone())?;
+    let machine = Machine::resolve(machine, MIXED)?;
     let bar = console.progress(0, "checking");
     let done = run(&machine.target, &options, console.stop(), &mut |_| {
         bar.inc(1);

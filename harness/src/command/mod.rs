@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
 fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
     let Some(command) = &cli.command else {
         return Ok(Outcome {
-            exit: Exit::Usage,
+            exit: Exit::Ok,
             text: WELCOME.to_owned(),
         });
     };

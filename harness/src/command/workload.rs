@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::cli::{Cli, WorkloadArgs};
 use crate::exit::Exit;
-use crate::machine::Machine;
+use crate::machine::{MIXED, Machine};
 use crate::output::{Console, Failure, Outcome, table};
 use crate::workload::{Phase, Shape, WorkloadRun, run as run_workload};
 
@@ -19,7 +19,7 @@ pub(super) fn run(
     phase: Phase,
     console: &Console,
 ) -> Result<Outcome, Failure> {
-    let machine = Machine::resolve(&cli.machine, 1)?;
+    let machine = Machine::resolve(&cli.machine, MIXED)?;
     let target = machine.fresh()?;
     let allocator = machine.allocator(&target, None)?;
     let shape = Shape {
