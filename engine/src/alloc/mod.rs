@@ -114,45 +114,44 @@ impl Allocator {
     pub fn new(backend: Arc<dyn Backend>, config: AllocatorConfig) -> Result<Self, InitError> {
         let count = backend.devices().len();
         check_config(count, &config)?;
-        let mut devices = Vec::with_capacity(count);
-        let mut ranges = Vec::new();
+        // On an early return its drop closes the devices that are open already.
+        let mut allocator = Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            backend,
+            devices: Vec::with_capacity(count),
+            excluded: config.excluded,
+            orphans: config.orphans,
+            observer: config.observer.clone(),
+            ranges: Vec::new(),
+            warned: Mutex::default(),
+            orphaned: AtomicU64::new(0),
+            relaxed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        };
         for index in 0..count {
             let Some(device) = DeviceId::new(index) else {
                 continue;
             };
             if config.excluded.contains(device) {
-                let used_bytes = AtomicU64::new(0);
-                devices.push(Device {
-                    used_bytes,
+                allocator.devices.push(Device {
+                    used_bytes: AtomicU64::new(0),
                     budget_bytes: 0,
                     arena: None,
                 });
                 continue;
             }
             let budget = config.budgets.get(index).copied().unwrap_or_default();
-            let arena = open_arena(&*backend, device, budget, &config)?;
+            let arena = open_arena(&*allocator.backend, device, budget, &config)?;
             if let Some((base, bytes)) = arena.fixed_range() {
-                ranges.push((base.0, base.0 + bytes, device));
+                allocator.ranges.push((base.0, base.0 + bytes, device));
             }
-            devices.push(Device {
+            allocator.devices.push(Device {
                 used_bytes: AtomicU64::new(0),
                 budget_bytes: arena.budget_bytes(),
                 arena: Some(Mutex::new(arena)),
             });
         }
-        Ok(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            backend,
-            devices,
-            excluded: config.excluded,
-            orphans: config.orphans,
-            observer: config.observer,
-            ranges,
-            warned: Mutex::default(),
-            orphaned: AtomicU64::new(0),
-            relaxed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-        })
+        Ok(allocator)
     }
 
     /// The backend below.
@@ -322,9 +321,10 @@ impl Allocator {
     pub fn free(&self, handle: Handle) -> Result<(), FreeError> {
         let (device, mut arena) = self.owner(handle)?;
         if self.observer.is_some() {
-            self.observe_free(&arena, handle)?;
+            self.free_observed(&mut arena, handle)?;
+        } else {
+            arena.free(&*self.backend, handle.block)?;
         }
-        arena.free(&*self.backend, handle.block)?;
         device
             .used_bytes
             .store(arena.used_bytes(), Ordering::Relaxed);
@@ -347,9 +347,10 @@ impl Allocator {
                 block: arena.id_at(address)?,
                 device: id,
             };
-            self.observe_free(&arena, handle)?;
+            self.free_observed(&mut arena, handle)?;
+        } else {
+            arena.free_at(&*self.backend, address)?;
         }
-        arena.free_at(&*self.backend, address)?;
         device
             .used_bytes
             .store(arena.used_bytes(), Ordering::Relaxed);
@@ -560,9 +561,11 @@ impl Allocator {
             .ok_or(FreeError::Foreign { address })
     }
 
-    fn observe_free(&self, arena: &Arena, handle: Handle) -> Result<(), FreeError> {
+    /// Frees a block and tells the observer once that has worked, still under the lock.
+    fn free_observed(&self, arena: &mut Arena, handle: Handle) -> Result<(), FreeError> {
         let (address, bytes) = arena.extent(handle.block)?;
         let stream = arena.stream_of(handle.block)?;
+        arena.free(&*self.backend, handle.block)?;
         if let Some(observer) = &self.observer {
             observer.observe(&AllocatorEvent::Freed {
                 handle,
@@ -658,7 +661,6 @@ fn open_arena(
             reserve_bytes: budget.reserve_bytes,
         });
     };
-    let mut arena = Arena::open(backend, device, &info, bytes, config.free_by_address)?;
     let mut peers = DeviceMask::EMPTY;
     for peer in DeviceMask::first(backend.devices().len())
         .without(config.excluded)
@@ -668,6 +670,7 @@ fn open_arena(
             peers = peers.or(DeviceMask::only(peer));
         }
     }
+    let mut arena = Arena::open(backend, device, &info, bytes, config.free_by_address)?;
     arena.set_peers(peers);
     Ok(arena)
 }

@@ -1,7 +1,7 @@
 //! Random operations under random faults, then without; and what such a campaign must have met.
 
 use super::Suite::Faults;
-use super::campaign::{draw, play};
+use super::campaign::{draw, play_safely};
 use super::script::Script;
 use super::shrink::shrink;
 use super::trial::{Check, Failure, Held, Needs, Trial, hold};
@@ -78,7 +78,7 @@ fn run_histories(trial: &mut Trial<'_>, with_faults: bool) -> Held {
         let count = 1 + (case as usize * 7 + 2) % 5;
         let index = u64::from(case) + if with_faults { 0x1000 } else { 0x2000 };
         let script = draw(trial.seed, index, count, with_faults);
-        match play(&script) {
+        match play_safely(&script) {
             Ok(tally) => trial.tally.add(&tally),
             Err(Failure::Broken(why)) => return Err(shown(script, case, &why)),
             Err(other) => return Err(other),
@@ -89,9 +89,9 @@ fn run_histories(trial: &mut Trial<'_>, with_faults: bool) -> Held {
 
 /// The failure with the smallest history that shows one.
 fn shown(script: Script, case: u32, why: &str) -> Failure {
-    let fails = |script: &Script| matches!(play(script), Err(Failure::Broken(_)));
+    let fails = |script: &Script| matches!(play_safely(script), Err(Failure::Broken(_)));
     let mut small = shrink(script, &mut { fails });
-    let now = match play(&small) {
+    let now = match play_safely(&small) {
         Err(Failure::Broken(now)) => now,
         _ => why.to_owned(),
     };
