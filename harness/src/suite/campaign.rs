@@ -364,32 +364,33 @@ impl Player {
             return Ok(());
         }
         // The further stream starts after the block's own, as a program has to arrange.
-        let backend = self.world.target.backend();
-        let ordered = backend
-            .record_event(device, owned.stream)
-            .and_then(|event| {
-                let waits = backend.stream_wait_event(device, stream, device, event);
-                backend.destroy_event(device, event)?;
-                waits
-            });
-        if ordered.is_ok()
-            && self
+        let backend = self.world.target.backend().clone();
+        let Ok(event) = backend.record_event(device, owned.stream) else {
+            return Ok(());
+        };
+        let waits = backend.stream_wait_event(device, stream, device, event);
+        self.world.remove_event(device, event);
+        if waits.is_err()
+            || self
                 .sim
                 .touch(device, stream, address, bytes, FURTHER_USE_NS)
-                .is_ok()
+                .is_err()
         {
-            // Nobody may touch it on its own stream any more: its life ends with a free.
-            let index = self
-                .world
-                .live
-                .iter()
-                .position(|live| live.allocation.handle == handle);
-            if self.world.free(index.unwrap_or(usize::MAX))? {
-                self.freed = Some(handle);
-                self.world
-                    .tally
-                    .met("free while a further stream uses the block");
-            }
+            return Ok(());
+        }
+        // Nobody may touch it on its own stream any more: its life ends with a free.
+        let index = self
+            .world
+            .live
+            .iter()
+            .position(|live| live.allocation.handle == handle);
+        if self.world.free(index.unwrap_or(usize::MAX))? {
+            self.freed = Some(handle);
+            self.world
+                .tally
+                .met("free while a further stream uses the block");
+        } else {
+            self.world.wait_later(device, stream);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use ds4_engine::alloc::{
     AllocError, Allocation, Allocator, AllocatorConfig, CopyPath, CopyReport, DeviceBudget,
     FreeError, Handle, Refusal, RefusalCause, RefusalReason, Request,
 };
-use ds4_engine::backend::Backend;
+use ds4_engine::backend::{Backend, EventId};
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
 use ds4_sim::{Call, LedgerBlock, SimBackend};
@@ -543,6 +543,19 @@ impl World {
                 "a copy of {bytes} bytes failed: {error}"
             ))),
         }
+    }
+
+    /// Waits for a stream that nothing else orders, as soon as faults allow it.
+    pub(super) fn wait_later(&mut self, device: DeviceId, stream: StreamId) {
+        self.unsettled.push((device, stream));
+        self.settle();
+    }
+
+    /// Removes an event of the check's own.
+    pub(super) fn remove_event(&self, device: DeviceId, event: EventId) {
+        let backend = self.target.backend();
+        // A device that is lost keeps it; nobody looks there any more.
+        let _removed = (0..MOST_ATTEMPTS).any(|_| backend.destroy_event(device, event).is_ok());
     }
 
     /// Waits for failed copies, as the caller of a copy has to; faults may need several attempts.

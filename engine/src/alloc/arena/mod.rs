@@ -15,7 +15,7 @@ use super::pool::{
 };
 use super::report::PoolStats;
 use pages::Pages;
-use slabs::{ALIGNMENT_LOSS_BYTES, Slabs};
+use slabs::{Slabs, slab_bytes, usable_bytes};
 use streams::Streams;
 
 /// What stands behind the books.
@@ -303,13 +303,16 @@ impl Arena {
             if !self.streams.holds_back(&self.pool) {
                 break;
             }
-            match self.streams.drain(backend, &mut self.pool, wait) {
-                Ok(true) => match self.place_again(backend, ask, slot) {
+            let (opened, failed) = self.streams.drain(backend, &mut self.pool, wait);
+            if opened {
+                match self.place_again(backend, ask, slot) {
                     Ok(fit) => return Ok(fit),
                     Err(again) => miss = again,
-                },
-                Ok(false) => {}
-                Err(error) => miss = Miss::Backend(error),
+                }
+            }
+            // Memory that stays closed for an error is the reason, not a lack of memory.
+            if let Some(error) = failed {
+                miss = Miss::Backend(error);
             }
         }
         match self.drop_empty_slabs(backend, ask) {
@@ -406,7 +409,7 @@ impl Arena {
             Backing::Slabs(slabs) => {
                 let free = u64::from(self.pool.largest_free()) * UNIT_BYTES;
                 let left = self.budget_bytes.saturating_sub(slabs.reserved_bytes());
-                free.max(left.saturating_sub(ALIGNMENT_LOSS_BYTES))
+                free.max(usable_bytes(left))
             }
         }
     }
@@ -416,7 +419,7 @@ impl Arena {
         let Backing::Slabs(slabs) = &mut self.backing else {
             return Ok(false);
         };
-        let need_bytes = u64::from(ask.units) * UNIT_BYTES + ALIGNMENT_LOSS_BYTES;
+        let need_bytes = slab_bytes(u64::from(ask.units) * UNIT_BYTES);
         let most_kept_bytes = self.budget_bytes.saturating_sub(need_bytes);
         let count = slabs.excess(most_kept_bytes);
         if need_bytes > self.budget_bytes || count == 0 || count > self.pool.free_regions_at_end() {
@@ -435,7 +438,8 @@ impl Arena {
 
     /// Gives memory that no block touches back to the driver; returns the bytes.
     pub(super) fn trim(&mut self, backend: &dyn Backend) -> Result<u64, BackendError> {
-        self.streams.drain(backend, &mut self.pool, false)?;
+        // What cannot be opened now is not given back, which is no failure.
+        let _ = self.streams.drain(backend, &mut self.pool, false);
         let before = self.stats.reserved_bytes;
         match &mut self.backing {
             Backing::Pages(pages) => {
@@ -595,9 +599,8 @@ impl Arena {
     /// Waits for every stream and opens all freed memory.
     pub(super) fn synchronize(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
         self.streams.synchronize(backend)?;
-        self.streams
-            .drain(backend, &mut self.pool, true)
-            .map(|_| ())
+        let (_, failed) = self.streams.drain(backend, &mut self.pool, true);
+        failed.map_or(Ok(()), Err)
     }
 
     pub(super) fn hash_into(&self, hash: &mut StateHash) {

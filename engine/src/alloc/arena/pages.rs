@@ -239,6 +239,10 @@ impl Pages {
             pages
                 .extend(inside.filter(|page| self.mapped[*page].is_some() && !span.contains(page)));
         }
+        // A failed attempt may have left pages behind the end of the pool.
+        let end = self.page_span(pool.units(), 0).end;
+        let behind = end..self.mapped.len();
+        pages.extend(behind.filter(|page| self.mapped[*page].is_some() && !span.contains(page)));
         pages
     }
 

@@ -10,7 +10,19 @@ use super::super::request::MAX_ALIGN_BYTES;
 /// What a slab loses so that its start can be aligned, in bytes.
 ///
 /// It is lost wherever the driver puts the slab: no decision may depend on an address.
-pub(super) const ALIGNMENT_LOSS_BYTES: u64 = MAX_ALIGN_BYTES - UNIT_BYTES;
+const ALIGNMENT_LOSS_BYTES: u64 = MAX_ALIGN_BYTES - UNIT_BYTES;
+
+/// The bytes of the driver for a slab that holds `need_bytes`.
+///
+/// Slabs hold multiples of the largest alignment, so that offsets in later ones are aligned too.
+pub(super) fn slab_bytes(need_bytes: u64) -> u64 {
+    need_bytes.next_multiple_of(MAX_ALIGN_BYTES) + ALIGNMENT_LOSS_BYTES
+}
+
+/// What a slab of `bytes` holds, in bytes.
+pub(super) fn usable_bytes(bytes: u64) -> u64 {
+    bytes.saturating_sub(ALIGNMENT_LOSS_BYTES) & !(MAX_ALIGN_BYTES - 1)
+}
 
 #[derive(Debug)]
 struct Slab {
@@ -60,16 +72,17 @@ impl Slabs {
         offset: u32,
         need_units: u32,
     ) -> Result<Option<Grown>, BackendError> {
-        let need_bytes = u64::from(need_units) * UNIT_BYTES + ALIGNMENT_LOSS_BYTES;
-        let mut bytes = self.budget_bytes.saturating_sub(self.reserved_bytes()) & !(UNIT_BYTES - 1);
-        if bytes < need_bytes {
+        let need_bytes = slab_bytes(u64::from(need_units) * UNIT_BYTES);
+        let left_bytes = self.budget_bytes.saturating_sub(self.reserved_bytes());
+        let mut bytes = slab_bytes(usable_bytes(left_bytes));
+        if bytes < need_bytes || left_bytes < need_bytes {
             return Ok(None);
         }
         loop {
             match backend.allocate(self.device, bytes) {
                 Ok(address) => return Ok(Some(self.adopt(address, bytes, offset))),
                 Err(BackendError::OutOfMemory { .. }) if bytes > need_bytes => {
-                    bytes = (bytes / 2).max(need_bytes) & !(UNIT_BYTES - 1);
+                    bytes = slab_bytes(usable_bytes(bytes) / 2).max(need_bytes);
                 }
                 Err(error) => return Err(error),
             }
@@ -79,7 +92,7 @@ impl Slabs {
     fn adopt(&mut self, address: DeviceAddress, bytes: u64, offset: u32) -> Grown {
         // Drivers align to 256 bytes or more, so that the loss covers the distance.
         let start = align_up(address.0, MAX_ALIGN_BYTES).unwrap_or(address.0);
-        let usable = bytes.saturating_sub(ALIGNMENT_LOSS_BYTES) / UNIT_BYTES;
+        let usable = usable_bytes(bytes) / UNIT_BYTES;
         let units = u32::try_from(usable).unwrap_or(u32::MAX);
         self.slabs.push(Slab {
             address,

@@ -226,13 +226,13 @@ impl Streams {
 
     /// Opens all memory whose events have completed; with `wait`, waits for every event first.
     ///
-    /// Returns whether anything was opened; an error counts only if nothing was.
+    /// Returns whether anything was opened, and the first error that kept some of it closed.
     pub(super) fn drain(
         &mut self,
         backend: &dyn Backend,
         pool: &mut Pool,
         wait: bool,
-    ) -> Result<bool, BackendError> {
+    ) -> (bool, Option<BackendError>) {
         self.strays
             .retain(|event| backend.destroy_event(self.device, *event).is_err());
         let (mut opened, mut failed) = self.drain_deferred(backend, pool, wait);
@@ -244,10 +244,7 @@ impl Streams {
                 }
             }
         }
-        match failed {
-            Some(error) if !opened => Err(error),
-            _ => Ok(opened),
-        }
+        (opened, failed)
     }
 
     fn drain_deferred(
