@@ -12,5 +12,9 @@ fn the_suites_hold_on_the_devices_that_ds4_backend_names() {
     let path = path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned());
     let output = Command::new(path).arg("check").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}\n{said}", String::from_utf8_lossy(&output.stdout));
+    assert!(
+        output.status.success(),
+        "{}\n{said}",
+        String::from_utf8_lossy(&output.stdout)
+    );
 }

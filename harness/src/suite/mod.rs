@@ -122,7 +122,7 @@ pub struct CheckOptions {
 
 impl CheckOptions {
     /// Histories per randomised check where nothing else is asked for.
-    pub const DEFAULT_CASES: u32 = 64;
+    pub const DEFAULT_CASES: u32 = 256;
 }
 
 impl Default for CheckOptions {
