@@ -25,13 +25,10 @@ fn main() -> ExitCode {
                 match least_capacity(&contender, &workload) {
                     Ok(Some((_, ratio))) => ratios.push(ratio),
                     Ok(None) => say(&format!(
-                        "{}: four times the peak do not do",
+                        "{}: five times the peak do not suffice",
                         contender.name
                     )),
-                    Err(why) => {
-                        say(&why);
-                        return ExitCode::FAILURE;
-                    }
+                    Err(why) => say(&format!("not measured: {why}")),
                 }
                 name = workload.name;
             }

@@ -9,8 +9,8 @@ const STEPS: u64 = 2_048;
 /// Operations between two looks at whether something was refused.
 const LOOK_OPS: usize = 1_000;
 
-/// The least capacity found by bisection between one and four times the peak, as (bytes, ratio to
-/// the peak). `None` if four times the peak does not suffice.
+/// The least capacity found by bisection between one and five times the peak, as (bytes, ratio to
+/// the peak). `None` if five times the peak do not suffice.
 ///
 /// A larger capacity can fail where a smaller one did, since placement depends on it; this is the
 /// point that bisection meets, as for every allocator it is compared with.
@@ -26,9 +26,14 @@ pub fn least_capacity(
         // Whole pages, the least unit of a budget.
         (workload.peak_live_bytes + steps * step).next_multiple_of(2 << 20)
     };
-    let (mut too_few, mut enough) = (None, 3 * STEPS);
-    if !suffices(contender, workload, bytes_of(enough))? {
-        return Ok(None);
+    // Most need little more than the peak, and a peer may not be able to open much more.
+    let (mut too_few, mut enough) = (None, STEPS / 2);
+    while !suffices(contender, workload, bytes_of(enough))? {
+        too_few = Some(enough);
+        enough *= 2;
+        if enough > 4 * STEPS {
+            return Ok(None);
+        }
     }
     loop {
         let low = too_few.map_or(0, |steps: u64| steps + 1);
@@ -36,7 +41,7 @@ pub fn least_capacity(
             break;
         }
         // The answer is near the low end: look there first.
-        let middle = low + (enough - low) / 4;
+        let middle = low + (enough - low) / 3;
         if suffices(contender, workload, bytes_of(middle))? {
             enough = middle;
         } else {

@@ -115,29 +115,52 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Runs the workload once and returns its mean.
-    fn round(&mut self) -> f64 {
-        let batch = if self.threads > 1 {
-            self.workload.ops.len()
-        } else {
-            BATCH_OPS
+    /// Runs the workload once; returns the time of each batch, in nanoseconds.
+    fn round(&mut self) -> Vec<f64> {
+        let batch = match self.threads {
+            1 => BATCH_OPS,
+            // Threads are started for each batch: one batch, then.
+            _ => self.workload.ops.len().max(1),
         };
-        let mut total = 0.0;
-        for ops in self.workload.ops.chunks(batch.max(1)) {
+        let mut times = Vec::with_capacity(self.workload.ops.len() / batch + 1);
+        for ops in self.workload.ops.chunks(batch) {
             let watch = Stopwatch::start();
             self.times.refused += self.runner.run(ops);
             let elapsed = as_f64(watch.elapsed_ns());
-            total += elapsed;
-            self.times
-                .batches
-                .push(elapsed / as_f64((ops.len() * self.threads) as u64));
+            let count = as_f64((ops.len() * self.threads) as u64);
+            self.times.batches.push(elapsed / count);
+            times.push(elapsed);
         }
         if !self.workload.cyclic {
             self.runner.drain();
         }
-        let mean = total / as_f64((self.workload.ops.len() * self.threads) as u64);
-        self.times.rounds.push(mean);
-        mean
+        self.times.rounds.push(self.mean(&times));
+        times
+    }
+
+    /// The mean of an operation, of the times of all batches.
+    fn mean(&self, batches: &[f64]) -> f64 {
+        let ops = self.workload.ops.len() * self.threads;
+        batches.iter().sum::<f64>() / as_f64(ops as u64)
+    }
+
+    /// The mean of two runs of which each batch counts at its faster time: a batch in which the
+    /// system ran something else is seldom so twice.
+    fn mean_of_faster(&self, first: &[f64], second: &[f64]) -> f64 {
+        let faster: Vec<f64> = first.iter().zip(second).map(|(a, b)| a.min(*b)).collect();
+        self.mean(&faster)
+    }
+
+    /// The times, if the workload was really done.
+    fn finish(self, name: &str) -> Result<Times, String> {
+        let Times { refused, .. } = self.times;
+        if refused > 0 && !self.workload.refuses {
+            return Err(format!(
+                "{name} refused {refused} requests of {}: its times would be no measure",
+                self.workload.name
+            ));
+        }
+        Ok(self.times)
     }
 }
 
@@ -155,29 +178,29 @@ pub struct Comparison {
 /// Times one allocator alone.
 ///
 /// # Errors
-/// It cannot be opened, or refused while it was set up.
+/// It cannot be opened, or refused what it had to hold.
 pub fn time(spec: &Spec, rounds: usize) -> Result<Times, String> {
     let mut lane = Lane::open(spec)?;
     for _ in 0..rounds.max(MIN_ROUNDS) {
         lane.round();
     }
-    Ok(lane.times)
+    lane.finish(&spec.contender.name)
 }
 
 /// Times two allocators in turns: subject, peer, peer, subject.
 ///
 /// # Errors
-/// One cannot be opened, or refused while it was set up.
+/// One cannot be opened, or refused what it had to hold.
 pub fn compare(subject: &Spec, peer: &Spec, rounds: usize) -> Result<Comparison, String> {
     let (mut a, mut b) = (Lane::open(subject)?, Lane::open(peer)?);
     let mut ratios = Vec::new();
     for _ in 0..rounds.max(MIN_ROUNDS) {
         let (a1, b1, b2, a2) = (a.round(), b.round(), b.round(), a.round());
-        ratios.push((a1 + a2) / (b1 + b2));
+        ratios.push(a.mean_of_faster(&a1, &a2) / b.mean_of_faster(&b1, &b2));
     }
     Ok(Comparison {
-        subject: a.times,
-        peer: b.times,
+        subject: a.finish(&subject.contender.name)?,
+        peer: b.finish(&peer.contender.name)?,
         ratios,
     })
 }

@@ -98,6 +98,8 @@ pub struct Workload {
     pub peak_live_bytes: u64,
     /// The operations leave the same slots full as they found: they repeat without emptying.
     pub cyclic: bool,
+    /// Every timed request is meant to be refused.
+    pub refuses: bool,
 }
 
 #[derive(Debug, Default)]
@@ -159,6 +161,7 @@ impl Script {
             slots: self.slots as usize,
             peak_live_bytes: self.peak_bytes,
             cyclic,
+            refuses: false,
         }
     }
 }
@@ -263,6 +266,7 @@ pub fn ring(name: &str, live: u32, pairs: u32, (low, high): (u32, u32)) -> Workl
         slots: live as usize,
         peak_live_bytes: u64::from(live) << high,
         cyclic: true,
+        refuses: false,
     }
 }
 
@@ -280,7 +284,8 @@ pub fn one_size(bytes: u64, pairs: usize) -> Workload {
         ds4_engine::bytes::format_bytes(bytes).replace(' ', "")
     );
     workload.slots += 1;
-    workload.peak_live_bytes += bytes.next_multiple_of(GRAIN_BYTES);
+    // Room for several such blocks: standing blocks may split what one would just fit into.
+    workload.peak_live_bytes += 8 * bytes.next_multiple_of(GRAIN_BYTES);
     workload
 }
 
@@ -292,6 +297,7 @@ pub fn refusal(requests: usize) -> Workload {
     let bytes = 512 * GIB;
     workload.ops = vec![Op::Allocate { slot, bytes }; requests];
     workload.name = "refusal".to_owned();
+    workload.refuses = true;
     workload.slots += 1;
     workload
 }
