@@ -1,5 +1,7 @@
 //! The `ds4` command as a user meets it: help, results, refusals and bad input.
 
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -24,7 +24,10 @@ pub(super) fn run(
     let allocator = machine.allocator(&target, None)?;
     let shape = Shape {
         phase,
-        tensor_bytes: cli.tensor_size.unwrap_or(DEFAULT_TENSOR_BYTES),
+        tensor_bytes: args
+            .tensor_size
+            .or(cli.tensor_size)
+            .unwrap_or(DEFAULT_TENSOR_BYTES),
         layers: args.layers,
         steps: args.steps,
         placement: machine.placement(),
