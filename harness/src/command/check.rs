@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::cli::{CheckArgs, Format, MachineArgs};
 use crate::exit::Exit;
 use crate::machine::{MIXED, Machine};
-use crate::output::{Console, Failure, Outcome, table};
+use crate::output::{Console, Failure, Outcome};
 use crate::suite::junit::to_xml;
 use crate::suite::script::Script;
 use crate::suite::{CheckOptions, CheckResult, CheckRun, Suite, Verdict, check_names, replay, run};
@@ -102,19 +102,18 @@ fn exit_of(run: &CheckRun) -> Exit {
 
 fn render(origin: &str, options: &CheckOptions, run: &CheckRun) -> String {
     let mut text = format!("{origin}\nseed {}, {} cases\n\n", run.seed, options.cases);
-    let mut rows = Vec::new();
+    let mut suite = None;
     for check in &run.checks {
-        rows.push(vec![
-            format!(
-                "{:<5} {:<12} {}",
-                word(check.verdict),
-                check.suite.name(),
-                check.name
-            ),
-            check.did.clone(),
-        ]);
+        if suite.replace(check.suite) != Some(check.suite) {
+            text.push_str(&format!("{}\n", check.suite));
+        }
+        text.push_str(&format!(
+            "  {:<5} {} ({})\n",
+            word(check.verdict),
+            check.name,
+            check.did
+        ));
     }
-    text.push_str(&table(&rows));
     for check in run
         .checks
         .iter()
