@@ -25,11 +25,12 @@ pub struct Cli {
     /// What machine to run on.
     #[command(flatten)]
     pub machine: MachineArgs,
-    /// The size of each tensor of train, prefill and decode: 64M, 1G.
-    #[arg(long, global = true, value_parser = size, value_name = "SIZE", hide = true)]
+    /// The size of each tensor, for train, prefill and decode; also after the command.
+    #[arg(long, value_parser = size, value_name = "SIZE", hide = true)]
     pub tensor_size: Option<u64>,
-    /// How to print the result.
+    /// How to print the result: text, json, or junit (check only).
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    #[arg(hide_possible_values = true)]
     pub format: Format,
     /// What to do.
     #[command(subcommand)]
@@ -52,7 +53,8 @@ pub enum Format {
 #[command(next_help_heading = "Devices")]
 pub struct MachineArgs {
     /// Which devices: sim, cuda or hip, in any case.
-    #[arg(long, global = true, env = "DS4_BACKEND", value_name = "NAME")]
+    #[arg(long, global = true, env = "DS4_BACKEND", hide_env_values = true)]
+    #[arg(value_name = "NAME")]
     pub backend: Option<String>,
     /// A simulated machine: 1x24g, 2xh200, 8xh200, 8x24g-mixed, 4x24g-bare, or a TOML file.
     #[arg(long, global = true, value_name = "NAME|FILE")]
@@ -144,9 +146,12 @@ pub struct CheckArgs {
     /// The seed of all random campaigns.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// How many random cases each campaign runs.
-    #[arg(long, default_value_t = 200)]
-    pub cases: u32,
+    /// How many random histories each randomised check runs; 64 if absent.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub cases: Option<u32>,
+    /// Run the recorded operations of a failed check again, and nothing else.
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["suite", "only", "cases"])]
+    pub replay: Option<PathBuf>,
 }
 
 /// `ds4 replay`.
@@ -183,6 +188,9 @@ pub struct PlanArgs {
 /// `ds4 train`, `prefill` and `decode`.
 #[derive(Debug, Args)]
 pub struct WorkloadArgs {
+    /// The size of each tensor: 64M, 1G; 64M if absent.
+    #[arg(long, id = "own_tensor_size", value_parser = size, value_name = "SIZE")]
+    pub tensor_size: Option<u64>,
     /// Layers of the model.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub layers: u32,

@@ -25,18 +25,22 @@ pub struct Machine {
     plan: Option<FaultPlan>,
 }
 
-/// The shipped machine for a command that needs `devices` devices and is told nothing else.
-fn default_topology(devices: usize) -> &'static str {
+/// The shipped machine with unequal devices, for commands that show where memory goes.
+pub const MIXED: &str = "8x24g-mixed";
+
+/// The shipped machine with at least so many equal devices, for traces of real ones.
+#[must_use]
+pub fn roomy(devices: usize) -> &'static str {
     if devices <= 2 { "2xh200" } else { "8xh200" }
 }
 
 impl Machine {
-    /// Resolves the flags for a command that needs at least `devices` devices.
+    /// Resolves the flags; without --topology and --gpu-vram the machine is `otherwise`.
     ///
     /// # Errors
     /// [`Failure`] with [`Exit::Usage`] for flags or files that are wrong,
     /// [`Exit::NothingDone`] for devices that are not there.
-    pub fn resolve(args: &MachineArgs, devices: usize) -> Result<Self, Failure> {
+    pub fn resolve(args: &MachineArgs, otherwise: &str) -> Result<Self, Failure> {
         let kind = backend_kind(args)?;
         if kind != BackendKind::Sim {
             return Err(Failure {
@@ -55,9 +59,7 @@ impl Machine {
         let sized = args.topology.is_none() && args.gpu_vram.as_deref().is_some_and(lists_sizes);
         let topology = match (&args.topology, sized) {
             (Some(name), _) => Some(Topology::load(name).map_err(Failure::usage)?),
-            (None, false) => {
-                Some(Topology::load(default_topology(devices)).map_err(Failure::usage)?)
-            }
+            (None, false) => Some(Topology::load(otherwise).map_err(Failure::usage)?),
             (None, true) => None,
         };
         let present = topology

@@ -67,8 +67,8 @@ impl fmt::Display for ReplayError {
         match self {
             Self::NoSuchDevice { device, selected } => write!(
                 f,
-                "the trace uses device {device}, but {selected} devices are selected; select {} \
-                 with --gpu-vram or --topology, or send everything to some with --gpu-placement",
+                "the trace uses device {device}, but the selection ends before it (devices: \
+                 {selected}); select {} with --gpu-vram or --topology, or send everything to some with --gpu-placement",
                 device + 1
             ),
             Self::Request(error) => write!(f, "a request of the trace is not possible: {error}"),

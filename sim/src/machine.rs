@@ -403,6 +403,8 @@ impl SimBackend {
             }
         }
         if state.lost.is_some() {
+            // What is lost does nothing more, so none of its work can race with later work.
+            state.streams.see_all_done();
             self.ledger.on_lost(device);
         }
         self.check_alive(state, call)

@@ -104,7 +104,8 @@ impl Allocator {
     ///
     /// # Errors
     /// [`CopyError::NotLive`], [`CopyError::OutOfBounds`] and [`CopyError::Overlap`] before
-    /// anything is copied, [`CopyError::Backend`] after that.
+    /// anything is copied, [`CopyError::Backend`] after that: wait for the streams of both blocks
+    /// before using them again.
     pub fn copy(
         &self,
         (from, from_offset): (Handle, u64),
@@ -181,11 +182,21 @@ impl Allocator {
         if (before.device, before.stream) == (after.device, after.stream) {
             return Ok(());
         }
+        // Without an event the host can wait instead; nothing may be left without an order.
+        self.order_by_event(before, after)
+            .or_else(|_| self.backend.synchronize(before.device, before.stream))
+    }
+
+    fn order_by_event(&self, before: End, after: End) -> Result<(), BackendError> {
         let event = self.backend.record_event(before.device, before.stream)?;
         let waits =
             self.backend
                 .stream_wait_event(after.device, after.stream, before.device, event);
-        self.backend.destroy_event(before.device, event)?;
+        if self.backend.destroy_event(before.device, event).is_err()
+            && let Some((_, mut arena)) = self.lock(before.device)
+        {
+            arena.adopt_stray(event);
+        }
         waits
     }
 

@@ -126,14 +126,26 @@ impl Allocator {
     pub fn new(backend: Arc<dyn Backend>, config: AllocatorConfig) -> Result<Self, InitError> {
         let count = backend.devices().len();
         check_config(count, &config)?;
-        let mut devices = Vec::with_capacity(count);
-        let mut ranges = Vec::new();
+        // On an early return its drop closes the devices that are open already.
+        let mut allocator = Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            backend,
+            devices: Vec::with_capacity(count),
+            excluded: config.excluded,
+            orphans: config.orphans,
+            observer: config.observer.clone(),
+            ranges: Vec::new(),
+            warned: Mutex::default(),
+            orphaned: AtomicU64::new(0),
+            relaxed: AtomicU64::new(0),
+            unplaced: AtomicU64::new(0),
+        };
         for index in 0..count {
             let Some(device) = DeviceId::new(index) else {
                 continue;
             };
             if config.excluded.contains(device) {
-                devices.push(Device {
+                allocator.devices.push(Device {
                     gauge: Gauge::new(),
                     budget_bytes: 0,
                     arena: None,
@@ -141,29 +153,17 @@ impl Allocator {
                 continue;
             }
             let budget = config.budgets.get(index).copied().unwrap_or_default();
-            let arena = open_arena(&*backend, device, budget, &config)?;
+            let arena = open_arena(&*allocator.backend, device, budget, &config)?;
             if let Some((base, bytes)) = arena.fixed_range() {
-                ranges.push((base.0, base.0 + bytes, device));
+                allocator.ranges.push((base.0, base.0 + bytes, device));
             }
-            devices.push(Device {
+            allocator.devices.push(Device {
                 gauge: Gauge::new(),
                 budget_bytes: arena.budget_bytes(),
                 arena: Some(Mutex::new(arena)),
             });
         }
-        Ok(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            backend,
-            devices,
-            excluded: config.excluded,
-            orphans: config.orphans,
-            observer: config.observer,
-            ranges,
-            warned: Mutex::default(),
-            orphaned: AtomicU64::new(0),
-            relaxed: AtomicU64::new(0),
-            unplaced: AtomicU64::new(0),
-        })
+        Ok(allocator)
     }
 
     /// The backend below.
@@ -348,9 +348,10 @@ impl Allocator {
     pub fn free(&self, handle: Handle) -> Result<(), FreeError> {
         let (device, mut arena) = self.owner(handle)?;
         if self.observer.is_some() {
-            self.observe_free(&arena, handle)?;
+            self.free_observed(&mut arena, handle)?;
+        } else {
+            arena.free(&*self.backend, handle.block)?;
         }
-        arena.free(&*self.backend, handle.block)?;
         device.gauge.freed(arena.used_bytes());
         Ok(())
     }
@@ -371,9 +372,10 @@ impl Allocator {
                 block: arena.id_at(address)?,
                 device: id,
             };
-            self.observe_free(&arena, handle)?;
+            self.free_observed(&mut arena, handle)?;
+        } else {
+            arena.free_at(&*self.backend, address)?;
         }
-        arena.free_at(&*self.backend, address)?;
         device.gauge.freed(arena.used_bytes());
         Ok(())
     }
@@ -601,9 +603,11 @@ impl Allocator {
             .ok_or(FreeError::Foreign { address })
     }
 
-    fn observe_free(&self, arena: &Arena, handle: Handle) -> Result<(), FreeError> {
+    /// Frees a block and tells the observer once that has worked, still under the lock.
+    fn free_observed(&self, arena: &mut Arena, handle: Handle) -> Result<(), FreeError> {
         let (address, bytes) = arena.extent(handle.block)?;
         let stream = arena.stream_of(handle.block)?;
+        arena.free(&*self.backend, handle.block)?;
         if let Some(observer) = &self.observer {
             observer.observe(&AllocatorEvent::Freed {
                 handle,
@@ -701,7 +705,6 @@ fn open_arena(
             reserve_bytes: budget.reserve_bytes,
         });
     };
-    let mut arena = Arena::open(backend, device, &info, bytes, config.free_by_address)?;
     let mut peers = DeviceMask::EMPTY;
     for peer in DeviceMask::first(backend.devices().len())
         .without(config.excluded)
@@ -711,6 +714,7 @@ fn open_arena(
             peers = peers.or(DeviceMask::only(peer));
         }
     }
+    let mut arena = Arena::open(backend, device, &info, bytes, config.free_by_address)?;
     arena.set_peers(peers);
     Ok(arena)
 }

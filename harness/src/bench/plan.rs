@@ -10,7 +10,7 @@ use super::counts::MASKS;
 use super::measure::Spec;
 use super::peers::{ByHandle, Contender, Runner, Slots, open_allocator, runner, subjects};
 use super::workload::{
-    LIVE_COUNTS, Op, SIZES, Workload, churn, one_size, refusal, ring, rmm_random, standing,
+    LIVE_COUNTS, Op, SIZES, Workload, beside, churn, one_size, refusal, ring, rmm_random, standing,
     vma_blocks,
 };
 
@@ -50,7 +50,10 @@ pub(super) fn groups(options: &Options) -> Vec<Group> {
     groups.extend(SIZES.map(|bytes| sizes(bytes, 50_000 / part)));
     let most = if options.quick { 10_000 } else { usize::MAX };
     let counts = LIVE_COUNTS.into_iter().filter(|count| *count <= most);
-    groups.extend(counts.map(|live| live_count(live, 50_000 / part)));
+    for live in counts {
+        groups.push(live_count("live", live, beside, 50_000 / part));
+        groups.push(live_count("random", live, standing, 50_000 / part));
+    }
     groups.push(Group::new(vec!["refusal".to_owned()], move |peers| {
         let workload = Arc::new(refusal(50_000 / part));
         against_first(&workload, peers)
@@ -106,11 +109,16 @@ fn sizes(bytes: u64, pairs: usize) -> Group {
 }
 
 /// The same subject beside itself with 1 000 live blocks.
-fn live_count(live: usize, pairs: usize) -> Group {
-    Group::new(vec![format!("live/{live}")], move |_| {
+fn live_count(
+    name: &str,
+    live: usize,
+    workload: fn(u64, usize, usize) -> Workload,
+    pairs: usize,
+) -> Group {
+    Group::new(vec![format!("{name}/{live}")], move |_| {
         let (few, many) = (
-            Arc::new(standing(1, 1_000, pairs)),
-            Arc::new(standing(1, live, pairs)),
+            Arc::new(workload(1, 1_000, pairs)),
+            Arc::new(workload(1, live, pairs)),
         );
         all_subjects()
             .map(|subject| {

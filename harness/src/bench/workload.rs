@@ -241,7 +241,26 @@ pub fn standing(seed: u64, live: usize, pairs: usize) -> Workload {
         let bytes = random.log_uniform(8, 16);
         script.replace_random(&mut random, bytes);
     }
-    script.into_workload(format!("live/{live}"), setup, true)
+    script.into_workload(format!("random/{live}"), setup, true)
+}
+
+/// The same standing blocks; each timed pair allocates a block of 256 B to 64 KiB and frees it.
+#[must_use]
+pub fn beside(seed: u64, live: usize, pairs: usize) -> Workload {
+    let mut workload = standing(seed, live, 0);
+    let mut random = SplitMix64::new(seed);
+    let slot = u32::try_from(workload.slots).unwrap_or(0);
+    for _ in 0..pairs {
+        workload.ops.push(Op::Allocate {
+            slot,
+            bytes: random.log_uniform(8, 16),
+        });
+        workload.ops.push(Op::Free { slot });
+    }
+    workload.name = format!("live/{live}");
+    workload.slots += 1;
+    workload.peak_live_bytes += 1 << 16;
+    workload
 }
 
 /// A ring of `live` blocks of `1 << low` to `1 << high` bytes; each timed pair replaces the oldest.

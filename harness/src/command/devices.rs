@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{DevicesArgs, MachineArgs};
 use crate::exit::Exit;
-use crate::machine::Machine;
+use crate::machine::{Machine, roomy};
 use crate::output::{Console, Failure, Outcome, table};
 use crate::target::Target;
 
@@ -18,7 +18,7 @@ pub(super) fn run(
     args: &DevicesArgs,
     console: &Console,
 ) -> Result<Outcome, Failure> {
-    let machine = Machine::resolve(machine, 1)?;
+    let machine = Machine::resolve(machine, roomy(1))?;
     let target = machine.fresh()?;
     let matrix = peer_matrix(&**target.backend()).map_err(Failure::failed)?;
     if let Some(path) = &args.save {

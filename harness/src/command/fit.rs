@@ -9,7 +9,7 @@ use super::replay::read;
 use crate::cli::{FitArgs, MachineArgs};
 use crate::exit::Exit;
 use crate::fit::{Fit, fit, part_of, peak_live_bytes};
-use crate::machine::Machine;
+use crate::machine::{Machine, roomy};
 use crate::output::{Console, Failure, Outcome, table};
 
 /// Finds the least capacity of every device of a trace.
@@ -19,7 +19,7 @@ pub(super) fn run(
     console: &Console,
 ) -> Result<Outcome, Failure> {
     let trace = read(&args.trace, console)?;
-    let machine = Machine::resolve(machine, trace.devices as usize)?;
+    let machine = Machine::resolve(machine, roomy(trace.devices as usize))?;
     let Some(sim) = machine.target.sim() else {
         return Err(Failure::usage(
             "fit needs simulated devices; use --backend sim",

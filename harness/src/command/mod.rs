@@ -1,6 +1,7 @@
 //! The commands: from typed arguments to printed results.
 
 mod bench;
+mod check;
 mod devices;
 mod fit;
 mod plan;
@@ -9,7 +10,7 @@ mod workload;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 
 use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
@@ -57,7 +58,7 @@ pub fn main() -> ExitCode {
 fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
     let Some(command) = &cli.command else {
         return Ok(Outcome {
-            exit: Exit::Usage,
+            exit: Exit::Ok,
             text: WELCOME.to_owned(),
         });
     };
@@ -76,7 +77,7 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Decode(args) => workload::run(cli, args, Phase::Decode, console),
         Command::Plan(args) => plan::run(&cli.machine, args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
-        Command::Check(_) => Err(Failure::usage(Cli::command().render_usage())),
+        Command::Check(args) => check::check(&cli.machine, args, console),
     }
 }
 

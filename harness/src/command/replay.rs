@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::cli::{MachineArgs, ReplayArgs};
 use crate::exit::Exit;
-use crate::machine::Machine;
+use crate::machine::{Machine, roomy};
 use crate::output::{Console, Failure, Outcome, table};
 use crate::record::recorded_run;
 use crate::replay::{Replay, ReplayOptions, replay};
@@ -28,7 +28,7 @@ pub(super) fn run(
     console: &Console,
 ) -> Result<Outcome, Failure> {
     let trace = read(&args.trace, console)?;
-    let machine = Machine::resolve(machine, trace.devices as usize)?;
+    let machine = Machine::resolve(machine, roomy(trace.devices as usize))?;
     if let Some(directory) = &args.record {
         check_record_directory(directory)?;
     }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::cli::{Cli, WorkloadArgs};
 use crate::exit::Exit;
-use crate::machine::Machine;
+use crate::machine::{MIXED, Machine};
 use crate::output::{Console, Failure, Outcome, table};
 use crate::workload::{Phase, Shape, WorkloadRun, run as run_workload};
 
@@ -19,12 +19,15 @@ pub(super) fn run(
     phase: Phase,
     console: &Console,
 ) -> Result<Outcome, Failure> {
-    let machine = Machine::resolve(&cli.machine, 1)?;
+    let machine = Machine::resolve(&cli.machine, MIXED)?;
     let target = machine.fresh()?;
     let allocator = machine.allocator(&target, None)?;
     let shape = Shape {
         phase,
-        tensor_bytes: cli.tensor_size.unwrap_or(DEFAULT_TENSOR_BYTES),
+        tensor_bytes: args
+            .tensor_size
+            .or(cli.tensor_size)
+            .unwrap_or(DEFAULT_TENSOR_BYTES),
         layers: args.layers,
         steps: args.steps,
         placement: machine.placement(),

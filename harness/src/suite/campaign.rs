@@ -1,5 +1,6 @@
 //! Random histories: made from a seed, run under faults and then without, checked at every step.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ds4_engine::alloc::{Allocation, FreeError, Handle, Request};
@@ -14,7 +15,7 @@ use super::world::{Setup, World};
 use crate::target::Target;
 
 /// Operations of one history.
-const OPS: u64 = 120;
+const OPS: u64 = 160;
 /// Streams that a history makes on a device, besides the default one.
 const STREAMS: u64 = 2;
 /// How long a use on a further stream takes, in simulated nanoseconds.
@@ -36,8 +37,13 @@ pub(super) fn draw(seed: u64, index: u64, count: usize, with_faults: bool) -> Sc
         Vec::new()
     };
     let weights = draw_weights(&mut rng);
-    let ops = (0..OPS)
-        .map(|_| draw_op(&mut rng, count as u64, &weights))
+    let streams = (0..count as u64)
+        .filter(|_| rng.chance(60))
+        .collect::<Vec<_>>();
+    let ops = streams
+        .into_iter()
+        .flat_map(|device| [Op::Stream { device }; 2])
+        .chain((0..OPS).map(|_| draw_op(&mut rng, count as u64, &weights)))
         .collect();
     Script {
         schema: 1,
@@ -62,7 +68,7 @@ fn draw_faults(rng: &mut Rng, count: usize) -> Vec<ScriptFault> {
         ("any", "lost"),
         ("copy", "fail"),
     ];
-    (0..rng.below(4))
+    (0..1 + rng.below(5))
         .map(|_| {
             let (at, kind) = KINDS
                 .get(usize::try_from(rng.below(10)).unwrap_or(0))
@@ -73,8 +79,8 @@ fn draw_faults(rng: &mut Rng, count: usize) -> Vec<ScriptFault> {
                 kind: kind.to_owned(),
                 // Losing every device would leave nothing to check.
                 device: (kind == "lost" || rng.chance(50)).then(|| rng.below(count as u64)),
-                skip: rng.below(60),
-                count: 1 + rng.below(8),
+                skip: rng.below(24),
+                count: 1 + rng.below(12),
                 bytes: (kind == "take").then(|| rng.size(32 * MIB)),
             }
         })
@@ -188,7 +194,7 @@ fn ids(count: usize) -> impl Iterator<Item = DeviceId> {
 /// # Errors
 /// What does not hold, as a sentence.
 pub fn replay(script: &Script) -> Result<(), String> {
-    match play(script) {
+    match play_safely(script) {
         Ok(_) => Ok(()),
         Err(
             Failure::Broken(why)
@@ -198,6 +204,23 @@ pub fn replay(script: &Script) -> Result<(), String> {
         ) => Err(why),
         Err(Failure::Stopped) => Err("stopped".to_owned()),
     }
+}
+
+/// As [`play`], with a panic as a failure, so that it can be shrunk like any other.
+pub(super) fn play_safely(script: &Script) -> Result<Tally, Failure> {
+    catch_unwind(AssertUnwindSafe(|| play(script))).unwrap_or_else(|payload| {
+        Err(Failure::Broken(format!(
+            "panicked: {}",
+            panic_text(&*payload)
+        )))
+    })
+}
+
+/// The message of a panic.
+pub(super) fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or("without a message")
 }
 
 pub(super) fn play(script: &Script) -> Result<Tally, Failure> {
@@ -341,32 +364,33 @@ impl Player {
             return Ok(());
         }
         // The further stream starts after the block's own, as a program has to arrange.
-        let backend = self.world.target.backend();
-        let ordered = backend
-            .record_event(device, owned.stream)
-            .and_then(|event| {
-                let waits = backend.stream_wait_event(device, stream, device, event);
-                backend.destroy_event(device, event)?;
-                waits
-            });
-        if ordered.is_ok()
-            && self
+        let backend = self.world.target.backend().clone();
+        let Ok(event) = backend.record_event(device, owned.stream) else {
+            return Ok(());
+        };
+        let waits = backend.stream_wait_event(device, stream, device, event);
+        self.world.remove_event(device, event);
+        if waits.is_err()
+            || self
                 .sim
                 .touch(device, stream, address, bytes, FURTHER_USE_NS)
-                .is_ok()
+                .is_err()
         {
-            // Nobody may touch it on its own stream any more: its life ends with a free.
-            let index = self
-                .world
-                .live
-                .iter()
-                .position(|live| live.allocation.handle == handle);
-            if self.world.free(index.unwrap_or(usize::MAX))? {
-                self.freed = Some(handle);
-                self.world
-                    .tally
-                    .met("free while a further stream uses the block");
-            }
+            return Ok(());
+        }
+        // Nobody may touch it on its own stream any more: its life ends with a free.
+        let index = self
+            .world
+            .live
+            .iter()
+            .position(|live| live.allocation.handle == handle);
+        if self.world.free(index.unwrap_or(usize::MAX))? {
+            self.freed = Some(handle);
+            self.world
+                .tally
+                .met("free while a further stream uses the block");
+        } else {
+            self.world.wait_later(device, stream);
         }
         Ok(())
     }

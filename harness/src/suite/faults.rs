@@ -1,7 +1,7 @@
 //! Random operations under random faults, then without; and what such a campaign must have met.
 
 use super::Suite::Faults;
-use super::campaign::{draw, play};
+use super::campaign::{draw, play_safely};
 use super::script::Script;
 use super::shrink::shrink;
 use super::trial::{Check, Failure, Held, Needs, Trial, hold};
@@ -35,6 +35,9 @@ pub(super) const SITUATIONS: &[&str] = &[
     "copy through the host",
 ];
 
+/// Too rare for random histories; a check of its own shows it.
+const SHOWN_ELSEWHERE: &str = "empty slab given back under pressure";
+
 pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: Faults,
@@ -56,6 +59,7 @@ fn campaign(trial: &mut Trial<'_>) -> Held {
         let missed: Vec<&str> = SITUATIONS
             .iter()
             .copied()
+            .filter(|situation| *situation != SHOWN_ELSEWHERE)
             .filter(|situation| !trial.tally.sometimes.contains_key(situation))
             .collect();
         hold!(
@@ -78,7 +82,7 @@ fn run_histories(trial: &mut Trial<'_>, with_faults: bool) -> Held {
         let count = 1 + (case as usize * 7 + 2) % 5;
         let index = u64::from(case) + if with_faults { 0x1000 } else { 0x2000 };
         let script = draw(trial.seed, index, count, with_faults);
-        match play(&script) {
+        match play_safely(&script) {
             Ok(tally) => trial.tally.add(&tally),
             Err(Failure::Broken(why)) => return Err(shown(script, case, &why)),
             Err(other) => return Err(other),
@@ -89,9 +93,9 @@ fn run_histories(trial: &mut Trial<'_>, with_faults: bool) -> Held {
 
 /// The failure with the smallest history that shows one.
 fn shown(script: Script, case: u32, why: &str) -> Failure {
-    let fails = |script: &Script| matches!(play(script), Err(Failure::Broken(_)));
+    let fails = |script: &Script| matches!(play_safely(script), Err(Failure::Broken(_)));
     let mut small = shrink(script, &mut { fails });
-    let now = match play(&small) {
+    let now = match play_safely(&small) {
         Err(Failure::Broken(now)) => now,
         _ => why.to_owned(),
     };

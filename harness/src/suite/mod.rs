@@ -29,7 +29,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 pub use campaign::replay;
-pub use run::run;
+pub use run::{check_names, run};
 
 /// A group of checks that users can ask for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,7 +122,7 @@ pub struct CheckOptions {
 
 impl CheckOptions {
     /// Histories per randomised check where nothing else is asked for.
-    pub const DEFAULT_CASES: u32 = 64;
+    pub const DEFAULT_CASES: u32 = 256;
 }
 
 impl Default for CheckOptions {

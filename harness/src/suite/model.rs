@@ -12,7 +12,7 @@ use ds4_engine::device::{DeviceId, DeviceMask};
 const UNIT_BYTES: u64 = 256;
 /// The reserved range of a device that maps pages, as a multiple of its budget.
 const RANGE_FACTOR: u64 = 8;
-/// What a slab may lose at its start so that blocks in it can be aligned, in bytes.
+/// Slabs hold multiples of this, and lose up to as much at their start, in bytes.
 const SLAB_LOSS_BYTES: u64 = 2 << 20;
 
 /// One device as a world sees it.
@@ -103,7 +103,7 @@ impl DeviceModel {
         match self.page_bytes {
             Some(page_bytes) => self.pages_hold(asked, page_bytes, driver_free, reserved),
             None => {
-                let with_loss = asked.rounded() + SLAB_LOSS_BYTES;
+                let with_loss = asked.rounded().next_multiple_of(SLAB_LOSS_BYTES) + SLAB_LOSS_BYTES;
                 let slab_fits = self.budget_bytes.saturating_sub(reserved) >= with_loss
                     && driver_free >= with_loss;
                 slab_fits || slabs_hold(asked, &blocks())

@@ -142,6 +142,7 @@ fn one_failure(
     world.faulty = true;
     (scenario.act)(&mut world)?;
     let fired = sim.clear_faults().iter().map(|count| count.fired).sum();
+    world.settle();
     world.check()?;
     sim.restore_memory();
     world.faulty = false;
@@ -304,12 +305,13 @@ fn copies(trial: &mut Trial<'_>) -> Held {
                 .iter()
                 .filter(|to| to.allocation.handle != from.allocation.handle)
             {
-                world.copy(from.allocation.handle, to.allocation.handle, 4096)?;
-                // Its stream goes on with the target: nothing of the copy may still be under way.
-                let sim = world.simulated()?;
-                let (target_stream, to) = (to.stream, to.allocation);
-                sim.touch(to.device, target_stream, to.address, to.bytes, 1)
-                    .map_err(Failure::error)?;
+                let copied = world.copy(from.allocation.handle, to.allocation.handle, 4096)?;
+                // The target's stream goes on with it: the copy must be in order before that.
+                if copied.is_some() {
+                    let (sim, stream, to) = (world.simulated()?, to.stream, to.allocation);
+                    sim.touch(to.device, stream, to.address, to.bytes, 1)
+                        .map_err(Failure::error)?;
+                }
             }
         }
         Ok(())

@@ -104,7 +104,7 @@ fn budgets(trial: &mut Trial<'_>) -> Held {
     let mut world = trial.world(Setup::default())?;
     for id in ids(trial) {
         let budget = world.budget(id);
-        // A slab may lose up to 2 MiB at its start; pages lose nothing.
+        // A slab may lose up to 4 MiB to alignment; pages lose nothing.
         let loss = if world
             .target
             .backend()
@@ -112,7 +112,7 @@ fn budgets(trial: &mut Trial<'_>) -> Held {
             .get(id.index())
             .is_some_and(|d| d.page_bytes.is_none())
         {
-            2 * MIB
+            4 * MIB
         } else {
             0
         };

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ds4_engine::hash::StateHash;
 use ds4_sim::Topology;
 
+use super::campaign::panic_text;
 use super::trial::{Check, Failure, Held, Trial};
 use super::{CheckOptions, CheckResult, CheckRun, Sometimes, Suite, Totals, Verdict};
 use super::{determinism, faults, oom_loop, ownership, placement, recovery, refusal, streams};
@@ -25,6 +26,13 @@ fn checks() -> impl Iterator<Item = &'static Check> {
     ]
     .into_iter()
     .flatten()
+}
+
+/// The names of all checks of some suites.
+pub fn check_names(suites: &[Suite]) -> impl Iterator<Item = &'static str> {
+    checks()
+        .filter(|check| suites.contains(&check.suite))
+        .map(|check| check.name)
 }
 
 /// Runs the checks that `options` ask for; `progress` sees each as soon as it ends.
@@ -102,14 +110,8 @@ fn attempt(check: &Check, trial: &mut Trial<'_>) -> Held {
     }
     let ran = catch_unwind(AssertUnwindSafe(|| (check.body)(trial)));
     ran.unwrap_or_else(|payload| {
-        let text = payload
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| payload.downcast_ref::<&str>().copied());
-        Err(Failure::Error(format!(
-            "panicked: {}",
-            text.unwrap_or("without a message")
-        )))
+        let text = panic_text(&*payload);
+        Err(Failure::Error(format!("panicked: {text}")))
     })
 }
 

@@ -7,7 +7,7 @@ use ds4_engine::alloc::{
     AllocError, Allocation, Allocator, AllocatorConfig, CopyPath, CopyReport, DeviceBudget,
     FreeError, Handle, Refusal, RefusalCause, RefusalReason, Request,
 };
-use ds4_engine::backend::Backend;
+use ds4_engine::backend::{Backend, EventId};
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
 use ds4_sim::{Call, LedgerBlock, SimBackend};
@@ -20,6 +20,8 @@ use crate::target::Target;
 const BUDGETS_MIB: [u64; 8] = [48, 32, 64, 24, 80, 40, 56, 16];
 /// The most bytes of a block that its first use writes where no simulator stands in for a kernel.
 const FILL_BYTES: u64 = 64 << 10;
+/// So often a wait is tried again while faults are at work.
+const MOST_ATTEMPTS: u32 = 64;
 /// How long a block's first use takes in a simulated world, in nanoseconds.
 const USE_NS: u64 = 20_000;
 
@@ -55,7 +57,8 @@ pub(super) struct World {
     models: Vec<DeviceModel>,
     setup: Setup,
     next_key: u64,
-    refused_mask: Option<DeviceMask>,
+    /// Streams on which a failed copy may still be under way.
+    unsettled: Vec<(DeviceId, StreamId)>,
 }
 
 impl World {
@@ -83,7 +86,7 @@ impl World {
             models,
             setup,
             next_key: 1,
-            refused_mask: None,
+            unsettled: Vec::new(),
         })
     }
 
@@ -361,7 +364,6 @@ impl World {
         hash: u64,
     ) -> Held {
         self.tally.refusals += 1;
-        self.refused_mask = Some(request.mask);
         let now = self.allocator.state_hash();
         hold!(
             now == hash,
@@ -525,11 +527,43 @@ impl World {
                 });
                 Ok(Some(report))
             }
-            Err(_) if self.faulty => Ok(None),
+            Err(_) if self.faulty => {
+                for handle in [from, to] {
+                    let streams = self
+                        .live
+                        .iter()
+                        .filter(|owned| owned.allocation.handle == handle);
+                    self.unsettled
+                        .extend(streams.map(|owned| (handle.device(), owned.stream)));
+                }
+                self.settle();
+                Ok(None)
+            }
             Err(error) => Err(Failure::Broken(format!(
                 "a copy of {bytes} bytes failed: {error}"
             ))),
         }
+    }
+
+    /// Waits for a stream that nothing else orders, as soon as faults allow it.
+    pub(super) fn wait_later(&mut self, device: DeviceId, stream: StreamId) {
+        self.unsettled.push((device, stream));
+        self.settle();
+    }
+
+    /// Removes an event of the check's own.
+    pub(super) fn remove_event(&self, device: DeviceId, event: EventId) {
+        let backend = self.target.backend();
+        // A device that is lost keeps it; nobody looks there any more.
+        let _removed = (0..MOST_ATTEMPTS).any(|_| backend.destroy_event(device, event).is_ok());
+    }
+
+    /// Waits for failed copies, as the caller of a copy has to; faults may need several attempts.
+    pub(super) fn settle(&mut self) {
+        let backend = self.target.backend().clone();
+        self.unsettled.retain(|(device, stream)| {
+            (0..MOST_ATTEMPTS).all(|_| backend.synchronize(*device, *stream).is_err())
+        });
     }
 
     /// Gives unused memory back to the driver.

@@ -4,7 +4,7 @@ mod pages;
 mod slabs;
 mod streams;
 
-use crate::backend::{Backend, BackendError, OomOrigin};
+use crate::backend::{Backend, BackendError, EventId, OomOrigin};
 use crate::device::{DeviceAddress, DeviceId, DeviceInfo, DeviceMask, StreamId};
 use crate::hash::StateHash;
 
@@ -15,7 +15,7 @@ use super::pool::{
 };
 use super::report::PoolStats;
 use pages::Pages;
-use slabs::Slabs;
+use slabs::{Slabs, slab_bytes, usable_bytes};
 use streams::Streams;
 
 /// What stands behind the books.
@@ -52,6 +52,9 @@ pub(super) struct Arena {
     backing: Backing,
     streams: Streams,
     addresses: Option<AddressTable>,
+    /// What the driver said when the device was lost. It stays lost, although memory that is
+    /// mapped already could be handed out without asking the driver.
+    lost: Option<String>,
     pub(super) stats: PoolStats,
 }
 
@@ -101,6 +104,7 @@ impl Arena {
             backing,
             streams: Streams::new(device),
             addresses: free_by_address.then(AddressTable::new),
+            lost: None,
             stats: PoolStats {
                 budget_bytes,
                 ..PoolStats::default()
@@ -145,6 +149,10 @@ impl Arena {
         backend: &dyn Backend,
         ask: &Ask,
     ) -> Result<Granted, RefusalReason> {
+        if let Some(detail) = &self.lost {
+            let detail = detail.clone();
+            return Err(RefusalReason::DeviceLost { detail });
+        }
         if !self.streams.knows(ask.stream) {
             return Err(RefusalReason::UnknownStream { stream: ask.stream });
         }
@@ -304,40 +312,90 @@ impl Arena {
         }
     }
 
-    /// What is done before refusing, in this order: drain, search, wait, search, trim, search.
+    /// What is done before refusing; a refused request gives back what was created for it.
     #[cold]
     fn place_under_pressure(
         &mut self,
         backend: &dyn Backend,
         ask: &Ask,
         slot: u32,
-        mut miss: Miss,
+        miss: Miss,
     ) -> Result<Fit, RefusalReason> {
+        let placed = self.place_harder(backend, ask, slot, miss);
+        if let Backing::Pages(pages) = &mut self.backing {
+            pages.settle_surplus(backend, placed.is_ok());
+            self.stats.reserved(pages.reserved_bytes());
+        }
+        placed.map_err(|miss| self.reason(backend, ask, miss))
+    }
+
+    /// In this order: other holes, drain, search, wait, search, trim, search.
+    fn place_harder(
+        &mut self,
+        backend: &dyn Backend,
+        ask: &Ask,
+        slot: u32,
+        miss: Miss,
+    ) -> Result<Fit, Miss> {
+        let mut miss = match self.place_in_existing(backend, ask, slot, miss) {
+            Ok(fit) => return Ok(fit),
+            Err(miss) => miss,
+        };
         for wait in [false, true] {
             if !self.streams.holds_back(&self.pool) {
                 break;
             }
-            match self.streams.drain(backend, &mut self.pool, wait) {
-                Ok(true) => match self.place(backend, ask, slot) {
+            let (opened, failed) = self.streams.drain(backend, &mut self.pool, wait);
+            if opened {
+                match self.place_again(backend, ask, slot) {
                     Ok(fit) => return Ok(fit),
                     Err(again) => miss = again,
-                },
-                Ok(false) => {}
-                Err(error) => miss = Miss::Backend(error),
+                }
+            }
+            // Memory that stays closed for an error is the reason, not a lack of memory.
+            if let Some(error) = failed {
+                miss = Miss::Backend(error);
             }
         }
-        match self.drop_empty_slab(backend, ask) {
-            Ok(true) => match self.place(backend, ask, slot) {
+        match self.drop_empty_slabs(backend, ask) {
+            Ok(true) => match self.place_again(backend, ask, slot) {
                 Ok(fit) => return Ok(fit),
                 Err(again) => miss = again,
             },
             Ok(false) => {}
             Err(error) => miss = Miss::Backend(error),
         }
-        Err(self.reason(backend, ask, miss))
+        Err(miss)
     }
 
-    fn reason(&self, backend: &dyn Backend, ask: &Ask, miss: Miss) -> RefusalReason {
+    fn place_again(&mut self, backend: &dyn Backend, ask: &Ask, slot: u32) -> Result<Fit, Miss> {
+        match self.place(backend, ask, slot) {
+            Ok(fit) => Ok(fit),
+            Err(miss) => self.place_in_existing(backend, ask, slot, miss),
+        }
+    }
+
+    /// When the driver has no page left, another hole may do with the pages that exist.
+    fn place_in_existing(
+        &mut self,
+        backend: &dyn Backend,
+        ask: &Ask,
+        slot: u32,
+        miss: Miss,
+    ) -> Result<Fit, Miss> {
+        let Miss::Backend(BackendError::OutOfMemory { .. }) = &miss else {
+            return Err(miss);
+        };
+        let Backing::Pages(pages) = &self.backing else {
+            return Err(miss);
+        };
+        let limit = self.pool.set_page_limit(pages.existing());
+        let placed = self.place(backend, ask, slot);
+        self.pool.set_page_limit(limit);
+        placed.map_err(|_| miss)
+    }
+
+    fn reason(&mut self, backend: &dyn Backend, ask: &Ask, miss: Miss) -> RefusalReason {
         match miss {
             Miss::Backend(error) => self.backend_reason(backend, error),
             Miss::NoAddresses => RefusalReason::AddressSpace {
@@ -347,7 +405,7 @@ impl Arena {
         }
     }
 
-    fn backend_reason(&self, backend: &dyn Backend, error: BackendError) -> RefusalReason {
+    fn backend_reason(&mut self, backend: &dyn Backend, error: BackendError) -> RefusalReason {
         match error {
             BackendError::OutOfMemory {
                 origin: OomOrigin::Injected { entry },
@@ -366,7 +424,10 @@ impl Arena {
                     free_bytes,
                 }
             }
-            BackendError::DeviceLost { detail, .. } => RefusalReason::DeviceLost { detail },
+            BackendError::DeviceLost { detail, .. } => {
+                self.lost = Some(detail.clone());
+                RefusalReason::DeviceLost { detail }
+            }
             error @ (BackendError::Unsupported { .. } | BackendError::Driver { .. }) => {
                 RefusalReason::Driver {
                     detail: error.to_string(),
@@ -381,32 +442,38 @@ impl Arena {
             Backing::Pages(pages) => pages.free_bytes(&self.pool),
             Backing::Slabs(slabs) => {
                 let free = u64::from(self.pool.largest_free()) * UNIT_BYTES;
-                free.max(self.budget_bytes.saturating_sub(slabs.reserved_bytes()))
+                let left = self.budget_bytes.saturating_sub(slabs.reserved_bytes());
+                free.max(usable_bytes(left))
             }
         }
     }
 
-    /// Gives the last slab back if it is empty and that makes room for the request.
-    fn drop_empty_slab(&mut self, backend: &dyn Backend, ask: &Ask) -> Result<bool, BackendError> {
+    /// Gives empty slabs at the end back, if that makes room for one that holds the request.
+    fn drop_empty_slabs(&mut self, backend: &dyn Backend, ask: &Ask) -> Result<bool, BackendError> {
         let Backing::Slabs(slabs) = &mut self.backing else {
             return Ok(false);
         };
-        let need_bytes = u64::from(ask.units) * UNIT_BYTES;
-        let Some((units, bytes)) = slabs.last() else {
-            return Ok(false);
-        };
-        let kept_bytes = slabs.reserved_bytes() - bytes;
-        if kept_bytes + need_bytes > self.budget_bytes || !self.pool.retract(units) {
+        let need_bytes = slab_bytes(u64::from(ask.units) * UNIT_BYTES);
+        let most_kept_bytes = self.budget_bytes.saturating_sub(need_bytes);
+        let count = slabs.excess(most_kept_bytes);
+        if need_bytes > self.budget_bytes || count == 0 || count > self.pool.free_regions_at_end() {
             return Ok(false);
         }
-        slabs.drop_last(backend)?;
-        self.stats.reserved(slabs.reserved_bytes());
+        for _ in 0..count {
+            let Some((units, _)) = slabs.last() else {
+                break;
+            };
+            slabs.drop_last(backend)?;
+            self.pool.retract(units);
+            self.stats.reserved(slabs.reserved_bytes());
+        }
         Ok(true)
     }
 
     /// Gives memory that no block touches back to the driver; returns the bytes.
     pub(super) fn trim(&mut self, backend: &dyn Backend) -> Result<u64, BackendError> {
-        self.streams.drain(backend, &mut self.pool, false)?;
+        // What cannot be opened now is not given back, which is no failure.
+        let _ = self.streams.drain(backend, &mut self.pool, false);
         let before = self.stats.reserved_bytes;
         match &mut self.backing {
             Backing::Pages(pages) => {
@@ -417,9 +484,10 @@ impl Arena {
             }
             Backing::Slabs(slabs) => {
                 while let Some((units, _)) = slabs.last()
-                    && self.pool.retract(units)
+                    && self.pool.can_retract(units)
                 {
                     slabs.drop_last(backend)?;
+                    self.pool.retract(units);
                     self.stats.reserved(slabs.reserved_bytes());
                 }
             }
@@ -427,17 +495,13 @@ impl Arena {
         Ok(before - self.stats.reserved_bytes)
     }
 
-    /// Gives all memory back to the driver, live blocks or not.
+    /// Waits for all work, then gives all memory back to the driver, live blocks or not.
     pub(super) fn close(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
-        match &mut self.backing {
+        let waited = self.streams.close(backend);
+        waited.and(match &mut self.backing {
             Backing::Pages(pages) => pages.release(backend),
-            Backing::Slabs(slabs) => {
-                while slabs.last().is_some() {
-                    slabs.drop_last(backend)?;
-                }
-                Ok(())
-            }
-        }
+            Backing::Slabs(slabs) => slabs.release(backend),
+        })
     }
 
     /// The live block of a handle.
@@ -471,9 +535,18 @@ impl Arena {
         id: BlockId,
         block: Block,
     ) -> Result<(), FreeError> {
-        self.streams
-            .release(backend, &mut self.pool, id.node, block.owner)
-            .map_err(FreeError::Backend)?;
+        let released = self
+            .streams
+            .release(backend, &mut self.pool, id.node, block.owner);
+        match released {
+            Ok(()) => {}
+            // Nothing uses a lost device's memory any more, and nobody will get it again.
+            Err(BackendError::DeviceLost { detail, .. }) => {
+                self.lost = Some(detail);
+                self.streams.release_lost(&mut self.pool, id.node);
+            }
+            Err(error) => return Err(FreeError::Backend(error)),
+        }
         let bytes = u64::from(block.units) * UNIT_BYTES;
         self.stats
             .freed(bytes, bytes - u64::from(block.slack_bytes));
@@ -547,6 +620,11 @@ impl Arena {
         Ok(true)
     }
 
+    /// Takes over an event that nothing waits for and that could not be removed.
+    pub(super) fn adopt_stray(&mut self, event: EventId) {
+        self.streams.adopt_stray(event);
+    }
+
     /// The stream on which a live block was allocated.
     pub(super) fn stream_of(&self, id: BlockId) -> Result<StreamId, FreeError> {
         Ok(self.streams.stream_of(self.live(id)?.owner))
@@ -554,8 +632,9 @@ impl Arena {
 
     /// Waits for every stream and opens all freed memory.
     pub(super) fn synchronize(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
-        self.streams.drain(backend, &mut self.pool, true)?;
-        self.streams.settle(backend)
+        self.streams.synchronize(backend)?;
+        let (_, failed) = self.streams.drain(backend, &mut self.pool, true);
+        failed.map_or(Ok(()), Err)
     }
 
     pub(super) fn hash_into(&self, hash: &mut StateHash) {

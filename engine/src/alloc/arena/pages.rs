@@ -32,6 +32,8 @@ pub(super) struct Pages {
     spare: Vec<PageId>,
     existing: u64,
     limit: u64,
+    /// Pages that attempts created in vain since the last request was decided.
+    surplus: u64,
 }
 
 /// The pages that one attempt may take from free blocks, found when they are first needed.
@@ -39,6 +41,7 @@ struct Donors<'a> {
     span: Range<usize>,
     settle: &'a dyn Fn() -> Result<(), BackendError>,
     pages: Option<Vec<usize>>,
+    created: u64,
 }
 
 impl Pages {
@@ -68,6 +71,7 @@ impl Pages {
                         spare: Vec::new(),
                         existing: 0,
                         limit: budget_bytes / page_bytes,
+                        surplus: 0,
                     });
                 }
                 Err(_) if factor > 1 => factor /= 2,
@@ -86,6 +90,11 @@ impl Pages {
 
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.existing * self.page_bytes
+    }
+
+    /// Pages taken from the driver.
+    pub(super) fn existing(&self) -> u32 {
+        u32::try_from(self.existing).unwrap_or(u32::MAX)
     }
 
     /// Bytes of pages that no block touches, mapped, spare or not yet taken.
@@ -166,6 +175,7 @@ impl Pages {
             span: span.clone(),
             settle,
             pages: None,
+            created: 0,
         };
         let mut added = Vec::new();
         for page in span {
@@ -174,6 +184,7 @@ impl Pages {
             }
             if let Err(error) = self.map_one(backend, pool, page, &mut donors) {
                 self.take_back(backend, &added);
+                self.surplus += donors.created;
                 return Err(error);
             }
             added.push(page);
@@ -213,6 +224,7 @@ impl Pages {
             match backend.create_page(self.device) {
                 Ok(page) => {
                     self.existing += 1;
+                    donors.created += 1;
                     return Ok(page);
                 }
                 Err(error @ BackendError::OutOfMemory { .. }) => refused = Some(error),
@@ -248,6 +260,10 @@ impl Pages {
             pages
                 .extend(inside.filter(|page| self.mapped[*page].is_some() && !span.contains(page)));
         }
+        // A failed attempt may have left pages behind the end of the pool.
+        let end = self.page_span(pool.units(), 0).end;
+        let behind = end..self.mapped.len();
+        pages.extend(behind.filter(|page| self.mapped[*page].is_some() && !span.contains(page)));
         pages
     }
 
@@ -271,45 +287,66 @@ impl Pages {
         }
     }
 
-    fn destroy_spare(&mut self, backend: &dyn Backend) -> u64 {
-        let mut destroyed = 0;
-        let mut kept = Vec::new();
-        for page in self.spare.drain(..) {
-            match backend.destroy_page(self.device, page) {
-                Ok(()) => destroyed += 1,
-                Err(_) => kept.push(page),
-            }
+    /// Ends a request: with `keep`, what was created for it stays; else it goes back to the driver.
+    pub(super) fn settle_surplus(&mut self, backend: &dyn Backend, keep: bool) {
+        let surplus = std::mem::take(&mut self.surplus);
+        if !keep && surplus > 0 {
+            // The refusal has its reason already; a page that cannot be destroyed stays spare.
+            let _ = self.destroy_spare(backend, self.existing.saturating_sub(surplus));
         }
-        self.spare = kept;
-        self.existing -= destroyed;
-        destroyed
     }
 
-    /// Gives every page that no block touches back to the driver; returns the bytes.
+    /// Gives spare pages back until only `most` pages exist; the others are tried after a failure.
+    fn destroy_spare(&mut self, backend: &dyn Backend, most: u64) -> Result<(), BackendError> {
+        let mut failed = None;
+        let mut kept = Vec::new();
+        while self.existing > most
+            && let Some(page) = self.spare.pop()
+        {
+            match backend.destroy_page(self.device, page) {
+                Ok(()) => self.existing -= 1,
+                Err(error) => {
+                    kept.push(page);
+                    failed = failed.or(Some(error));
+                }
+            }
+        }
+        self.spare.append(&mut kept);
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Gives every page that no block touches back to the driver.
     ///
     /// The caller has waited for all work that may still touch free memory.
-    pub(super) fn trim(&mut self, backend: &dyn Backend, pool: &Pool) -> Result<u64, BackendError> {
+    pub(super) fn trim(&mut self, backend: &dyn Backend, pool: &Pool) -> Result<(), BackendError> {
         let mut failed = None;
         for page in self.free_mapped_pages(pool, &(0..0)) {
             match self.unmap_one(backend, page) {
                 Ok(memory) => self.spare.push(memory),
-                Err(error) => failed = Some(error),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        let bytes = self.destroy_spare(backend) * self.page_bytes;
-        failed.map_or(Ok(bytes), Err)
+        let destroyed = self.destroy_spare(backend, 0);
+        failed.map_or(destroyed, Err)
     }
 
-    /// Gives everything back.
+    /// Gives everything back that can be; the first error says that something could not.
     pub(super) fn release(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
+        let mut failed = None;
         for page in 0..self.mapped.len() {
             if self.mapped[page].is_some() {
-                let memory = self.unmap_one(backend, page)?;
-                self.spare.push(memory);
+                match self.unmap_one(backend, page) {
+                    Ok(memory) => self.spare.push(memory),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
             }
         }
-        self.destroy_spare(backend);
-        backend.release(self.device, self.base, self.range_bytes)
+        let destroyed = self.destroy_spare(backend, 0);
+        if let Some(error) = failed {
+            // A range goes back only whole and empty.
+            return Err(error);
+        }
+        destroyed.and(backend.release(self.device, self.base, self.range_bytes))
     }
 
     fn page_address(&self, page: usize) -> DeviceAddress {

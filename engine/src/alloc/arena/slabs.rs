@@ -7,6 +7,23 @@ use crate::device::{DeviceAddress, DeviceId};
 use super::super::pool::UNIT_BYTES;
 use super::super::request::MAX_ALIGN_BYTES;
 
+/// What a slab loses so that its start can be aligned, in bytes.
+///
+/// It is lost wherever the driver puts the slab: no decision may depend on an address.
+const ALIGNMENT_LOSS_BYTES: u64 = MAX_ALIGN_BYTES - UNIT_BYTES;
+
+/// The bytes of the driver for a slab that holds `need_bytes`.
+///
+/// Slabs hold multiples of the largest alignment, so that offsets in later ones are aligned too.
+pub(super) fn slab_bytes(need_bytes: u64) -> u64 {
+    need_bytes.next_multiple_of(MAX_ALIGN_BYTES) + ALIGNMENT_LOSS_BYTES
+}
+
+/// What a slab of `bytes` holds, in bytes.
+pub(super) fn usable_bytes(bytes: u64) -> u64 {
+    bytes.saturating_sub(ALIGNMENT_LOSS_BYTES) & !(MAX_ALIGN_BYTES - 1)
+}
+
 #[derive(Debug)]
 struct Slab {
     /// What the driver returned.
@@ -64,38 +81,28 @@ impl Slabs {
         offset: u32,
         need_units: u32,
     ) -> Result<Option<Grown>, BackendError> {
-        let need_bytes = u64::from(need_units) * UNIT_BYTES;
-        let mut bytes = self.budget_bytes.saturating_sub(self.reserved_bytes()) & !(UNIT_BYTES - 1);
-        if bytes < need_bytes {
+        let need_bytes = slab_bytes(u64::from(need_units) * UNIT_BYTES);
+        let left_bytes = self.budget_bytes.saturating_sub(self.reserved_bytes());
+        let mut bytes = slab_bytes(usable_bytes(left_bytes));
+        if bytes < need_bytes || left_bytes < need_bytes {
             return Ok(None);
         }
         loop {
             match backend.allocate(self.device, bytes) {
-                Ok(address) => return self.adopt(backend, address, bytes, offset, need_units),
+                Ok(address) => return Ok(Some(self.adopt(address, bytes, offset))),
                 Err(BackendError::OutOfMemory { .. }) if bytes > need_bytes => {
-                    bytes = (bytes / 2).max(need_bytes) & !(UNIT_BYTES - 1);
+                    bytes = slab_bytes(usable_bytes(bytes) / 2).max(need_bytes);
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    fn adopt(
-        &mut self,
-        backend: &dyn Backend,
-        address: DeviceAddress,
-        bytes: u64,
-        offset: u32,
-        need_units: u32,
-    ) -> Result<Option<Grown>, BackendError> {
-        // Offsets are aligned, so the start must be too: decisions must not depend on addresses.
+    fn adopt(&mut self, address: DeviceAddress, bytes: u64, offset: u32) -> Grown {
+        // Drivers align to 256 bytes or more, so that the loss covers the distance.
         let start = align_up(address.0, MAX_ALIGN_BYTES).unwrap_or(address.0);
-        let usable = bytes.saturating_sub(start - address.0) / UNIT_BYTES;
+        let usable = usable_bytes(bytes) / UNIT_BYTES;
         let units = u32::try_from(usable).unwrap_or(u32::MAX);
-        if units < need_units {
-            backend.free(self.device, address)?;
-            return Ok(None);
-        }
         self.slabs.push(Slab {
             address,
             start: DeviceAddress(start),
@@ -103,7 +110,20 @@ impl Slabs {
             units,
             bytes,
         });
-        Ok(Some(Grown { units }))
+        Grown { units }
+    }
+
+    /// How many slabs at the end must go so that the others take at most `most_bytes`.
+    pub(super) fn excess(&self, most_bytes: u64) -> usize {
+        let mut kept_bytes = self.reserved_bytes();
+        let last_first = self.slabs.iter().rev();
+        last_first
+            .take_while(|slab| {
+                let excess = kept_bytes > most_bytes;
+                kept_bytes -= slab.bytes;
+                excess
+            })
+            .count()
     }
 
     /// The last slab's usable units and all its bytes.
@@ -111,13 +131,22 @@ impl Slabs {
         self.slabs.last().map(|slab| (slab.units, slab.bytes))
     }
 
-    /// Gives the last slab back to the driver; it leaves the list even if the driver fails,
-    /// because the books no longer cover it.
+    /// Gives the last slab back to the driver; it stays if the driver fails.
     pub(super) fn drop_last(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
-        match self.slabs.pop() {
-            Some(slab) => backend.free(self.device, slab.address),
-            None => Ok(()),
+        if let Some(slab) = self.slabs.last() {
+            backend.free(self.device, slab.address)?;
+            self.slabs.pop();
         }
+        Ok(())
+    }
+
+    /// Gives everything back that can be; the first error says that something could not.
+    pub(super) fn release(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
+        let mut failed = Ok(());
+        for slab in self.slabs.drain(..) {
+            failed = failed.and(backend.free(self.device, slab.address));
+        }
+        failed
     }
 
     pub(super) fn address(&self, offset: u32) -> Option<DeviceAddress> {

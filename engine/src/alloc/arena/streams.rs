@@ -42,6 +42,8 @@ pub(super) struct Streams {
     deferred: Vec<Deferred>,
     /// By node: the further streams that use a live block.
     uses: BTreeMap<u32, Vec<StreamId>>,
+    /// Events that nothing waits for and that could not be removed yet.
+    strays: Vec<EventId>,
 }
 
 impl Streams {
@@ -53,6 +55,7 @@ impl Streams {
             shared: false,
             deferred: Vec::new(),
             uses: BTreeMap::new(),
+            strays: Vec::new(),
         }
     }
 
@@ -161,7 +164,7 @@ impl Streams {
         if !self.uses.is_empty()
             && let Some(streams) = self.uses.get(&node)
         {
-            let events = record_all(backend, self.device, streams)?;
+            let events = record_all(backend, self.device, streams, &mut self.strays)?;
             self.uses.remove(&node);
             pool.defer(node);
             self.deferred.push(Deferred { node, slot, events });
@@ -190,46 +193,64 @@ impl Streams {
     /// Waits for work that may still touch the open space: that of a stream that is alone.
     pub(super) fn settle(&self, backend: &dyn Backend) -> Result<(), BackendError> {
         match self.slots.first() {
-            Some(alone) if !self.shared => {
-                let event = backend.record_event(self.device, alone.stream)?;
-                backend.wait_event(self.device, event)?;
-                backend.destroy_event(self.device, event)
-            }
+            Some(alone) if !self.shared => backend.synchronize(self.device, alone.stream),
             _ => Ok(()),
         }
     }
 
+    /// Waits for all work of all streams; the first error says that a stream may still be busy.
+    pub(super) fn synchronize(&self, backend: &dyn Backend) -> Result<(), BackendError> {
+        self.known.iter().fold(Ok(()), |so_far, stream| {
+            so_far.and(backend.synchronize(self.device, *stream))
+        })
+    }
+
+    /// Takes over an event that nothing waits for and that could not be removed.
+    pub(super) fn adopt_stray(&mut self, event: EventId) {
+        self.strays.push(event);
+    }
+
+    /// Waits for all work and removes every event.
+    pub(super) fn close(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
+        let waited = self.synchronize(backend);
+        let sealed = self.slots.iter_mut().filter_map(|slot| slot.event.take());
+        let deferred = self.deferred.drain(..).flat_map(|deferred| deferred.events);
+        let strays = self.strays.drain(..);
+        sealed
+            .chain(deferred)
+            .chain(strays)
+            .fold(waited, |so_far, event| {
+                so_far.and(backend.destroy_event(self.device, event))
+            })
+    }
+
+    /// Opens a block at once, whatever streams use it: of a device that is lost.
+    pub(super) fn release_lost(&mut self, pool: &mut Pool, node: u32) {
+        self.uses.remove(&node);
+        pool.release(node, OPEN);
+    }
+
     /// Opens all memory whose events have completed; with `wait`, waits for every event first.
     ///
-    /// Returns whether anything was opened.
+    /// Returns whether anything was opened, and the first error that kept some of it closed.
     pub(super) fn drain(
         &mut self,
         backend: &dyn Backend,
         pool: &mut Pool,
         wait: bool,
-    ) -> Result<bool, BackendError> {
-        let mut opened = self.drain_deferred(backend, pool, wait)?;
-        if !self.shared {
-            return Ok(opened);
-        }
-        for slot in &mut self.slots {
-            // A sealed space may hide a fresh one behind it, hence up to two rounds.
-            for _ in 0..2 {
-                if slot.event.is_none() && !pool.space_is_empty(slot.fresh) {
-                    slot.event = Some(backend.record_event(self.device, slot.stream)?);
-                    std::mem::swap(&mut slot.fresh, &mut slot.sealed);
+    ) -> (bool, Option<BackendError>) {
+        self.strays
+            .retain(|event| backend.destroy_event(self.device, *event).is_err());
+        let (mut opened, mut failed) = self.drain_deferred(backend, pool, wait);
+        if self.shared {
+            for slot in &mut self.slots {
+                match slot.drain(self.device, backend, pool, wait) {
+                    Ok(some) => opened |= some,
+                    Err(error) => failed = failed.or(Some(error)),
                 }
-                let Some(event) = slot.event else { break };
-                if !settled(backend, self.device, event, wait)? {
-                    break;
-                }
-                backend.destroy_event(self.device, event)?;
-                slot.event = None;
-                opened |= !pool.space_is_empty(slot.sealed);
-                pool.move_space(slot.sealed, OPEN);
             }
         }
-        Ok(opened)
+        (opened, failed)
     }
 
     fn drain_deferred(
@@ -237,26 +258,72 @@ impl Streams {
         backend: &dyn Backend,
         pool: &mut Pool,
         wait: bool,
-    ) -> Result<bool, BackendError> {
-        let mut opened = false;
+    ) -> (bool, Option<BackendError>) {
+        let (mut opened, mut failed) = (false, None);
         let mut at = 0;
         while let Some(deferred) = self.deferred.get_mut(at) {
-            while let Some(event) = deferred.events.last().copied() {
-                if !settled(backend, self.device, event, wait)? {
-                    break;
+            match deferred.settle(self.device, backend, wait) {
+                Ok(true) => {
+                    let done = self.deferred.remove(at);
+                    pool.release(done.node, self.free_space(done.slot));
+                    opened = true;
                 }
-                backend.destroy_event(self.device, event)?;
-                deferred.events.pop();
+                Ok(false) => at += 1,
+                Err(error) => {
+                    failed = failed.or(Some(error));
+                    at += 1;
+                }
             }
-            if !deferred.events.is_empty() {
-                at += 1;
-                continue;
+        }
+        (opened, failed)
+    }
+}
+
+impl Slot {
+    /// Opens what the stream freed, as far as its work is done; returns whether there was any.
+    fn drain(
+        &mut self,
+        device: DeviceId,
+        backend: &dyn Backend,
+        pool: &mut Pool,
+        wait: bool,
+    ) -> Result<bool, BackendError> {
+        let mut opened = false;
+        // A sealed space may hide a fresh one behind it, hence up to two rounds.
+        for _ in 0..2 {
+            if self.event.is_none() && !pool.space_is_empty(self.fresh) {
+                self.event = Some(backend.record_event(device, self.stream)?);
+                std::mem::swap(&mut self.fresh, &mut self.sealed);
             }
-            let done = self.deferred.remove(at);
-            pool.release(done.node, self.free_space(done.slot));
-            opened = true;
+            let Some(event) = self.event else { break };
+            if !settled(backend, device, event, wait)? {
+                break;
+            }
+            backend.destroy_event(device, event)?;
+            self.event = None;
+            opened |= !pool.space_is_empty(self.sealed);
+            pool.move_space(self.sealed, OPEN);
         }
         Ok(opened)
+    }
+}
+
+impl Deferred {
+    /// Removes the events that have completed; returns whether none is left.
+    fn settle(
+        &mut self,
+        device: DeviceId,
+        backend: &dyn Backend,
+        wait: bool,
+    ) -> Result<bool, BackendError> {
+        while let Some(event) = self.events.last().copied() {
+            if !settled(backend, device, event, wait)? {
+                return Ok(false);
+            }
+            backend.destroy_event(device, event)?;
+            self.events.pop();
+        }
+        Ok(true)
     }
 }
 
@@ -264,16 +331,14 @@ fn record_all(
     backend: &dyn Backend,
     device: DeviceId,
     streams: &[StreamId],
+    strays: &mut Vec<EventId>,
 ) -> Result<Vec<EventId>, BackendError> {
     let mut events = Vec::with_capacity(streams.len());
     for stream in streams {
         match backend.record_event(device, *stream) {
             Ok(event) => events.push(event),
             Err(error) => {
-                for event in events {
-                    // The first error is the one to report; a leaked event harms no block.
-                    let _ = backend.destroy_event(device, event);
-                }
+                strays.append(&mut events);
                 return Err(error);
             }
         }

@@ -223,19 +223,48 @@ impl Pool {
         Some(offset)
     }
 
+    /// Changes how many pages live blocks may touch; returns the limit before.
+    pub(crate) fn set_page_limit(&mut self, pages: u32) -> u32 {
+        let limit = self.limit.as_mut();
+        limit.map_or(pages, |limit| std::mem::replace(&mut limit.pages, pages))
+    }
+
+    /// How many regions at the end, each behind a wall, are one free block each.
+    pub(crate) fn free_regions_at_end(&self) -> usize {
+        let (mut count, mut node) = (0, self.last);
+        while node != NONE && self.node(node).is_free_in(OPEN) {
+            let wall = self.node(node).prev;
+            if wall == NONE {
+                return count + 1;
+            }
+            if self.node(wall).units > 0 {
+                break;
+            }
+            count += 1;
+            node = self.node(wall).prev;
+        }
+        count
+    }
+
+    /// Whether [`Pool::retract`] would take the last `units` away.
+    pub(crate) fn can_retract(&self, units: u32) -> bool {
+        self.last != NONE
+            && units > 0
+            && self.node(self.last).is_free_in(OPEN)
+            && self.node(self.last).units >= units
+    }
+
     /// Takes the last `units` away again if they are one free block's end; says whether it did.
     pub(crate) fn retract(&mut self, units: u32) -> bool {
-        let last = self.last;
-        if last == NONE || units == 0 || !self.node(last).is_free_in(OPEN) {
+        if !self.can_retract(units) {
             return false;
         }
+        let last = self.last;
         let (offset, have, prev) = {
             let node = self.node(last);
             (node.offset, node.units, node.prev)
         };
-        let Some(rest) = have.checked_sub(units) else {
-            return false;
-        };
+        let rest = have - units;
         self.unlink(last);
         self.free_pages -= self.inner_pages(offset, have);
         self.units -= units;
