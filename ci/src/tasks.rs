@@ -194,7 +194,9 @@ fn fuzz(target: Option<&str>, seconds: u32) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, what, "cargo ci fuzz"));
     }
     for name in targets {
-        let line = format!("run --fuzz-dir {DIR} {name} -- -max_total_time={seconds} -verbosity=0 -print_final_stats=1");
+        let line = format!(
+            "run --fuzz-dir {DIR} {name} -- -max_total_time={seconds} -verbosity=0 -print_final_stats=1"
+        );
         step(&format!("fuzz {name} for {seconds} s"), || {
             cargo_fuzz(&line).run()
         })?;
