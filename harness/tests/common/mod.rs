@@ -3,7 +3,9 @@
     dead_code,
     unreachable_pub,
     clippy::allow_attributes,
-    reason = "each test file uses a part of it"
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "each test file uses a part of it, and a helper fails by panicking"
 )]
 
 use std::path::PathBuf;
