@@ -12,10 +12,11 @@ impl Default for StateHash {
 
 impl StateHash {
     /// Mixes one number in.
-    pub fn word(&mut self, word: u64) {
+    pub fn word(&mut self, word: u64) -> &mut Self {
         for byte in word.to_le_bytes() {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
+        self
     }
 
     /// The hash of all numbers so far, in order.

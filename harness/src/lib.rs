@@ -1,7 +1,19 @@
 //! The harness behind the `ds4` command.
 #![forbid(unsafe_code)]
 
+pub mod bench;
+pub mod cli;
+pub mod command;
 pub mod exit;
+pub mod fit;
+pub mod gguf;
+pub mod machine;
+pub mod output;
+pub mod planning;
+mod record;
+pub mod replay;
+pub mod stopwatch;
 pub mod suite;
 pub mod target;
 pub mod trace;
+pub mod workload;

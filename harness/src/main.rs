@@ -1,2 +1,7 @@
 //! The `ds4` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ds4_harness::command::main()
+}

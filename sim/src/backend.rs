@@ -236,6 +236,7 @@ impl Backend for SimBackend {
     ) -> Result<(), BackendError> {
         self.on(device, Call::Map, 0, |state, _| {
             let unreachable = peers
+                .without(DeviceMask::only(device))
                 .iter()
                 .any(|peer| self.peer_link(peer, device).is_none());
             if unreachable {

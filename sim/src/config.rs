@@ -1,7 +1,7 @@
 //! What a simulated machine consists of.
 
 use ds4_engine::bytes::{KIB, MIB, format_bytes};
-use ds4_engine::device::{DeviceId, MAX_DEVICES, PeerAccess};
+use ds4_engine::device::{DeviceId, MAX_DEVICES, Ordinal, PeerAccess};
 
 use crate::cost::{NVLINK_BYTES_PER_SECOND, NVLINK_LATENCY_NS};
 use crate::input::InputError;
@@ -177,6 +177,8 @@ pub struct SimConfig {
     pub devices: Vec<SimDevice>,
     /// The links, row by row: the link from `i` to `j` is entry `i * devices.len() + j`.
     pub links: Vec<Link>,
+    /// The driver's number of each device.
+    pub ordinals: Vec<Ordinal>,
     /// Whether freed addresses are handed out again at once, lowest first, as drivers do; without
     /// it an address comes back only after the whole address space was used, so that use after
     /// free is always caught.
@@ -188,10 +190,12 @@ impl SimConfig {
     #[must_use]
     pub fn new(machine: &str, devices: Vec<SimDevice>) -> Self {
         let links = vec![Link::nvlink(); devices.len() * devices.len()];
+        let ordinals = (0..).take(devices.len()).map(Ordinal).collect();
         Self {
             machine: machine.to_owned(),
             devices,
             links,
+            ordinals,
             reuse_addresses: false,
         }
     }
@@ -201,6 +205,34 @@ impl SimConfig {
     pub fn uniform(count: usize, capacity_bytes: u64) -> Self {
         let machine = format!("{count}x{}k", capacity_bytes / KIB);
         Self::new(&machine, vec![SimDevice::new(capacity_bytes); count])
+    }
+
+    /// The machine as a process sees it that selected these devices, in this order.
+    ///
+    /// Numbers that no device has are left out.
+    #[must_use]
+    pub fn select(&self, ordinals: &[Ordinal]) -> Self {
+        let places: Vec<usize> = ordinals
+            .iter()
+            .filter_map(|ordinal| self.ordinals.iter().position(|own| own == ordinal))
+            .collect();
+        let ids = || places.iter().filter_map(|place| DeviceId::new(*place));
+        let links = ids().flat_map(|from| ids().filter_map(move |to| self.link(from, to)));
+        Self {
+            machine: self.machine.clone(),
+            devices: places
+                .iter()
+                .filter_map(|place| self.devices.get(*place))
+                .cloned()
+                .collect(),
+            links: links.collect(),
+            ordinals: places
+                .iter()
+                .filter_map(|place| self.ordinals.get(*place))
+                .copied()
+                .collect(),
+            reuse_addresses: self.reuse_addresses,
+        }
     }
 
     /// The link from one device to another; a device reaches itself.

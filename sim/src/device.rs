@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 use ds4_engine::bytes::align_up;
 use ds4_engine::device::{DeviceId, DeviceMask, MemoryInfo};
+use ds4_engine::hash::StateHash;
 
 use crate::call::{Call, CallCounts};
 use crate::config::SimDevice;
-use crate::hash::StateHash;
 use crate::intervals::IntervalMap;
 use crate::memory::SparseBytes;
 use crate::space::AddressSpace;
@@ -308,36 +308,36 @@ impl DeviceState {
 
     /// Adds everything that a refused call must leave alone; counters and contents are left out.
     pub(crate) fn hash(&self, hash: &mut StateHash) {
-        hash.add(self.capacity_bytes)
-            .add(self.used_bytes)
-            .add(self.other_process_bytes);
-        hash.add(self.taken_bytes)
-            .add(self.kept_bytes)
-            .add(u64::from(self.lost.is_some()));
-        hash.add(self.allocations.len() as u64);
+        hash.word(self.capacity_bytes)
+            .word(self.used_bytes)
+            .word(self.other_process_bytes);
+        hash.word(self.taken_bytes)
+            .word(self.kept_bytes)
+            .word(u64::from(self.lost.is_some()));
+        hash.word(self.allocations.len() as u64);
         for (start, allocation) in &self.allocations {
-            hash.add(*start).add(allocation.contents.len());
+            hash.word(*start).word(allocation.contents.len());
         }
-        hash.add(self.ranges.len() as u64);
+        hash.word(self.ranges.len() as u64);
         for (start, end, ()) in self.ranges.iter() {
-            hash.add(start).add(end);
+            hash.word(start).word(end);
         }
-        hash.add(self.mappings.len() as u64);
+        hash.word(self.mappings.len() as u64);
         for (start, mapping) in &self.mappings {
-            hash.add(*start)
-                .add(mapping.page)
-                .add(u64::from(mapping.peers.0));
+            hash.word(*start)
+                .word(mapping.page)
+                .word(u64::from(mapping.peers.0));
         }
-        hash.add(self.pages.len() as u64);
+        hash.word(self.pages.len() as u64);
         for page in self.pages.keys() {
-            hash.add(*page);
+            hash.word(*page);
         }
         let (streams, events) = self.streams.numbers();
         streams.for_each(|stream| {
-            hash.add(u64::from(stream));
+            hash.word(u64::from(stream));
         });
         events.for_each(|event| {
-            hash.add(event);
+            hash.word(event);
         });
     }
 

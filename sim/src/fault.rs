@@ -196,6 +196,18 @@ impl FaultPlan {
         Self::new(vec![Fault::every(kind).times(n.saturating_sub(1), count)])
     }
 
+    /// Reads a plan from a JSON file.
+    ///
+    /// # Errors
+    /// An [`InputError`] when the file cannot be read, and as [`FaultPlan::from_json`].
+    pub fn load(path: &str) -> Result<Self, InputError> {
+        let json = std::fs::read(path).map_err(|error| {
+            let problem = format!("the fault plan cannot be read ({error})");
+            InputError::new(path, "", problem, "check the path")
+        })?;
+        Self::from_json(&json, path)
+    }
+
     /// Reads a plan from JSON; `file` is what errors call it.
     ///
     /// # Errors

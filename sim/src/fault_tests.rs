@@ -220,6 +220,15 @@ fn each_bad_plan_is_refused_in_a_sentence_with_place_and_remedy() {
 }
 
 #[test]
+fn a_missing_file_is_named() {
+    let sentence = FaultPlan::load("no/such.json").unwrap_err().to_string();
+    assert!(
+        sentence.starts_with("no/such.json: the fault plan cannot be read"),
+        "{sentence}"
+    );
+}
+
+#[test]
 fn a_plan_for_a_larger_machine_is_refused_when_bound() {
     let device = plan(r#"{"faults":[{"at":"any","kind":"fail","device":5}]}"#);
     assert!(device.check_devices(6).is_ok());

@@ -30,7 +30,6 @@ mod device;
 pub mod fault;
 mod fault_json;
 mod finding;
-mod hash;
 mod input;
 mod intervals;
 mod ledger;

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ds4_engine::backend::{BackendError, OomOrigin};
 use ds4_engine::bytes::{MIB, format_bytes};
 use ds4_engine::device::{DeviceAddress, DeviceId, DeviceInfo, Ordinal, StreamId};
+use ds4_engine::hash::StateHash;
 
 use crate::call::{Call, CallCounts};
 use crate::clock::{Clock, VirtualClock};
@@ -13,7 +14,6 @@ use crate::config::SimConfig;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
 use crate::fault::{FaultCount, FaultKind, FaultPlan, FaultState, Firing};
-use crate::hash::StateHash;
 use crate::input::InputError;
 use crate::ledger::Ledger;
 use crate::topology::Topology;
@@ -193,11 +193,11 @@ impl SimBackend {
     /// A refused call leaves it as it was. Left out are contents, call counts and the clock.
     #[must_use]
     pub fn state_hash(&self) -> u64 {
-        let mut hash = StateHash::new();
+        let mut hash = StateHash::default();
         for device in &self.devices {
             lock(device).hash(&mut hash);
         }
-        hash.value()
+        hash.finish()
     }
 
     /// Bytes of host memory that hold the contents of all devices.
@@ -459,20 +459,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Identifiers that look like a driver's and yet are visibly simulated.
 fn info(config: &SimConfig, id: DeviceId) -> DeviceInfo {
     let device = config.devices.get(id.index());
-    let mut hash = StateHash::new();
+    let ordinal = config
+        .ordinals
+        .get(id.index())
+        .copied()
+        .unwrap_or(Ordinal(u32::MAX));
+    let mut hash = StateHash::default();
     config.machine.bytes().for_each(|byte| {
-        hash.add(u64::from(byte));
+        hash.word(u64::from(byte));
     });
-    let number = hash.add(id.index() as u64).value();
-    let ordinal = u32::try_from(id.index()).unwrap_or(u32::MAX);
+    hash.word(u64::from(ordinal.0));
+    let number = hash.finish();
     DeviceInfo {
-        ordinal: Ordinal(ordinal),
+        ordinal,
         name: device.map_or_else(String::new, |device| device.name.clone()),
-        pci_bus_id: format!("0000:{:02x}:00.0", ordinal + 1),
+        pci_bus_id: format!("0000:{:02x}:00.0", ordinal.0.wrapping_add(1)),
         uuid: format!(
-            "SIM-{:08x}-{:04x}-{ordinal:04x}",
+            "SIM-{:08x}-{:04x}-{:04x}",
             number >> 32,
-            number & 0xFFFF
+            number & 0xFFFF,
+            ordinal.0
         ),
         total_bytes: device.map_or(0, |device| device.capacity_bytes),
         page_bytes: device.and_then(|device| device.page_bytes),

@@ -19,10 +19,11 @@ use ds4_engine::device::{DeviceAddress, DeviceId, StreamId};
 
 use crate::finding::StreamRace;
 
-/// Accesses kept for each device before those that the host has seen done are dropped.
-const ACCESSES_SOFT: usize = 256;
-/// Accesses kept before those that are done on the virtual clock are dropped, seen or not.
-const ACCESSES_HARD: usize = 2048;
+/// Accesses noted for each device before those that the host has seen done are dropped.
+const ACCESSES_SOFT: usize = 128;
+/// Accesses kept before those that are done on the virtual clock are dropped, seen or not, and then
+/// the first of the list.
+const ACCESSES_HARD: usize = 1024;
 
 /// One life of a stream: a later stream of the same number is another one.
 #[derive(Debug)]
@@ -244,6 +245,10 @@ impl Access {
         self.life.seen_done.load(Ordering::Relaxed) >= self.number
     }
 
+    fn is_covered_by(&self, start: u64, end: u64, writes: bool) -> bool {
+        start <= self.start && self.end <= end && (writes || !self.writes)
+    }
+
     fn race(
         &self,
         (start, end): (u64, u64),
@@ -265,7 +270,11 @@ impl Access {
 
 /// The work on a device's memory that the host does not know to be done.
 #[derive(Debug, Default)]
-pub(crate) struct Accesses(Vec<Access>);
+pub(crate) struct Accesses {
+    list: Vec<Access>,
+    /// Work noted since the list was last looked through as a whole.
+    noted: usize,
+}
 
 impl Accesses {
     /// Notes that the last work of `stream` touches `start..end` of `device`; returns the first
@@ -281,43 +290,60 @@ impl Accesses {
         if start >= end {
             return None;
         }
-        let race = self.0.iter().find(|access| {
-            access.start < end
-                && start < access.end
+        let mut race = None;
+        let mut covered = None;
+        let mut covered_more = false;
+        let overlapping = |(_, access): &(usize, &Access)| access.start < end && start < access.end;
+        for (index, access) in self.list.iter().enumerate().filter(overlapping) {
+            if Arc::ptr_eq(&access.life, &stream.life) {
+                if access.is_covered_by(start, end, writes) {
+                    covered_more |= covered.is_some();
+                    covered.get_or_insert(index);
+                }
+            } else if race.is_none()
                 && (writes || access.writes)
-                && !Arc::ptr_eq(&access.life, &stream.life)
                 && !access.seen_done()
                 && !stream.after.covers(&access.life, access.number)
-        });
-        let later = Some((stream.life.device, stream.life.stream));
-        let race = race.map(|access| access.race((start, end), device, call, later));
-        // Work of the same stream on the same bytes stands for what it covers.
-        self.0.retain(|access| {
-            !(Arc::ptr_eq(&access.life, &stream.life)
-                && start <= access.start
-                && access.end <= end
-                && (writes || !access.writes))
-        });
-        self.0.push(Access {
+            {
+                let later = Some((stream.life.device, stream.life.stream));
+                race = Some(access.race((start, end), device, call, later));
+            }
+        }
+        let access = Access {
             start,
             end,
             writes,
             life: Arc::clone(&stream.life),
             number: stream.enqueued,
             done_ns: stream.done_ns,
-        });
+        };
+        self.noted += 1;
+        // Work of the same stream on the same bytes stands for what it covers.
+        if covered_more {
+            self.list.retain(|other| {
+                !(Arc::ptr_eq(&other.life, &stream.life) && other.is_covered_by(start, end, writes))
+            });
+            covered = None;
+        }
+        match covered.and_then(|index| self.list.get_mut(index)) {
+            Some(slot) => *slot = access,
+            None => self.list.push(access),
+        }
         race
     }
 
     /// Keeps the list short; `now_ns` is the virtual time.
     pub(crate) fn prune(&mut self, now_ns: u64) {
-        if self.0.len() > ACCESSES_SOFT {
-            self.0.retain(|access| !access.seen_done());
+        // As many notes as entries pay for looking at all of them.
+        if self.noted < self.list.len().clamp(ACCESSES_SOFT, ACCESSES_HARD / 2) {
+            return;
         }
-        if self.0.len() > ACCESSES_HARD {
-            self.0.retain(|access| access.done_ns > now_ns);
-            let excess = self.0.len().saturating_sub(ACCESSES_HARD);
-            self.0.drain(..excess);
+        self.noted = 0;
+        self.list.retain(|access| !access.seen_done());
+        if self.list.len() >= ACCESSES_HARD {
+            self.list.retain(|access| access.done_ns > now_ns);
+            let excess = self.list.len().saturating_sub(ACCESSES_HARD / 2);
+            self.list.drain(..excess);
         }
     }
 
@@ -329,11 +355,11 @@ impl Accesses {
         call: &'static str,
     ) -> Option<StreamRace> {
         let race = self
-            .0
+            .list
             .iter()
             .find(|access| access.start < end && start < access.end && !access.seen_done())
             .map(|access| access.race((start, end), device, call, None));
-        self.0
+        self.list
             .retain(|access| access.end <= start || end <= access.start);
         race
     }

@@ -77,8 +77,8 @@ impl Topology {
     /// # Errors
     /// An [`InputError`] when there is no such machine or file, or when it is not valid.
     pub fn load(name_or_path: &str) -> Result<Self, InputError> {
-        if let Some((name, text)) = SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
-            return Self::from_toml(text, name);
+        if let Some(text) = shipped_text(name_or_path) {
+            return Self::from_toml(text, name_or_path);
         }
         let is_path = name_or_path.contains(['/', '\\'])
             || Path::new(name_or_path)
@@ -96,15 +96,24 @@ impl Topology {
                 ),
             ));
         }
-        let text = std::fs::read_to_string(name_or_path).map_err(|error| {
-            InputError::new(
-                name_or_path,
-                "",
-                format!("the topology cannot be read ({error})"),
-                "check the path and that it is a text file",
-            )
-        })?;
-        Self::from_toml(&text, name_or_path)
+        match std::fs::read_to_string(name_or_path) {
+            Ok(text) => Self::from_toml(&text, name_or_path),
+            // "2xh200.toml" means the shipped one, unless there is a file of that name.
+            Err(error) => name_or_path
+                .strip_suffix(".toml")
+                .and_then(shipped_text)
+                .map_or_else(
+                    || {
+                        Err(InputError::new(
+                            name_or_path,
+                            "",
+                            format!("the topology cannot be read ({error})"),
+                            "check the path and that it is a text file",
+                        ))
+                    },
+                    |text| Self::from_toml(text, name_or_path),
+                ),
+        }
     }
 
     /// Reads a machine from TOML; `file` is what errors call it.
@@ -207,6 +216,13 @@ impl Topology {
         }
         out
     }
+}
+
+fn shipped_text(name: &str) -> Option<&'static str> {
+    SHIPPED
+        .iter()
+        .find(|(shipped, _)| *shipped == name)
+        .map(|(_, text)| *text)
 }
 
 fn written_access(config: &SimConfig, from: DeviceId, to: DeviceId) -> PeerAccess {

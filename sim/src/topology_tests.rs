@@ -164,6 +164,7 @@ fn each_bad_file_is_refused_in_a_sentence_with_place_and_remedy() {
 fn an_unknown_name_lists_the_known_ones_and_a_missing_file_its_path() {
     let unknown = Topology::load("3xh300").unwrap_err().to_string();
     assert!(unknown.contains("use one of 1x24g, 2xh200"), "{unknown}");
+    assert_eq!(Topology::load("2xh200.toml"), Topology::load("2xh200"));
     let missing = Topology::load("no/such.toml").unwrap_err().to_string();
     assert!(
         missing.starts_with("no/such.toml: the topology cannot be read"),

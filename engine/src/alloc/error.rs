@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use crate::backend::BackendError;
 use crate::bytes::format_bytes;
 use crate::device::{DeviceAddress, DeviceId, DeviceMask, StreamId};
@@ -74,8 +76,12 @@ pub enum RefusalCause {
         excluded: DeviceMask,
     },
     /// Each candidate in the order in which it was tried.
-    Tried(Vec<CandidateRefusal>),
+    Tried(CandidateRefusals),
 }
+
+/// The refusals of all candidates; one candidate needs no memory of its own, because refusing
+/// must stay cheap.
+pub type CandidateRefusals = SmallVec<[CandidateRefusal; 1]>;
 
 /// Why one candidate could not take the request.
 #[derive(Clone, Debug, PartialEq, Eq)]

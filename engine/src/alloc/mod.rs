@@ -15,6 +15,7 @@ mod address_table;
 mod arena;
 mod copy;
 mod error;
+mod gauge;
 mod observe;
 pub mod placement;
 pub mod pool;
@@ -31,8 +32,10 @@ use crate::hash::StateHash;
 use arena::{Arena, Ask};
 pub use copy::{CopyError, CopyPath, CopyReport};
 pub use error::{
-    AllocError, CandidateRefusal, FreeError, InitError, Refusal, RefusalCause, RefusalReason,
+    AllocError, CandidateRefusal, CandidateRefusals, FreeError, InitError, Refusal, RefusalCause,
+    RefusalReason,
 };
+use gauge::Gauge;
 pub use observe::{AllocatorEvent, Observer, RecordedEvent, RecordedKind, Recorder};
 use placement::{Load, OrphanPolicy, candidates, least_loaded};
 pub use pool::{BlockState, BlockView, Lifetime, PoolCounters};
@@ -64,13 +67,21 @@ pub struct AllocatorConfig {
     pub observer: Option<Arc<dyn Observer>>,
 }
 
-/// One device's part, apart from the others' cache lines.
+/// One device's part.
 #[derive(Debug)]
-#[repr(align(128))]
 struct Device {
-    used_bytes: AtomicU64,
+    gauge: Gauge,
     budget_bytes: u64,
     arena: Option<Mutex<Arena>>,
+}
+
+impl Device {
+    /// The device's arena; `None` for an excluded device.
+    #[inline]
+    fn lock(&self) -> Option<MutexGuard<'_, Arena>> {
+        let arena = self.arena.as_ref()?;
+        Some(arena.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// A granted request and the rung of the ladder that won.
@@ -96,7 +107,8 @@ pub struct Allocator {
     warned: Mutex<BTreeSet<DeviceMask>>,
     orphaned: AtomicU64,
     relaxed: AtomicU64,
-    refused: AtomicU64,
+    /// Requests refused before any device was tried.
+    unplaced: AtomicU64,
 }
 
 /// Numbers allocators, so that a handle of another one is recognised; no decision reads it.
@@ -126,7 +138,7 @@ impl Allocator {
             warned: Mutex::default(),
             orphaned: AtomicU64::new(0),
             relaxed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            unplaced: AtomicU64::new(0),
         };
         for index in 0..count {
             let Some(device) = DeviceId::new(index) else {
@@ -134,7 +146,7 @@ impl Allocator {
             };
             if config.excluded.contains(device) {
                 allocator.devices.push(Device {
-                    used_bytes: AtomicU64::new(0),
+                    gauge: Gauge::new(),
                     budget_bytes: 0,
                     arena: None,
                 });
@@ -146,7 +158,7 @@ impl Allocator {
                 allocator.ranges.push((base.0, base.0 + bytes, device));
             }
             allocator.devices.push(Device {
-                used_bytes: AtomicU64::new(0),
+                gauge: Gauge::new(),
                 budget_bytes: arena.budget_bytes(),
                 arena: Some(Mutex::new(arena)),
             });
@@ -187,7 +199,7 @@ impl Allocator {
         if found.orphaned {
             self.note_orphan(request.mask);
         }
-        let mut reasons = Vec::new();
+        let mut reasons = CandidateRefusals::new();
         match self.try_each(request, &ask, found.mask, found.orphaned, &mut reasons) {
             Some(allocation) => Ok(allocation),
             None => Err(self.refuse(request, RefusalCause::Tried(reasons))),
@@ -204,7 +216,7 @@ impl Allocator {
         ladder: &[DeviceMask],
     ) -> Result<Relaxed, AllocError> {
         let ask = check_request(request)?;
-        let mut reasons = Vec::new();
+        let mut reasons = CandidateRefusals::new();
         let mut tried = DeviceMask::EMPTY;
         let mut cause = None;
         let rungs = std::iter::once(&request.mask).chain(ladder);
@@ -244,50 +256,65 @@ impl Allocator {
         ask: &Ask,
         mask: DeviceMask,
         orphaned: bool,
-        reasons: &mut Vec<CandidateRefusal>,
+        reasons: &mut CandidateRefusals,
     ) -> Option<Allocation> {
         let mut rest = mask;
         while let Some(id) = least_loaded(rest, |id| self.load(id)) {
-            match self.try_one(request, ask, id, orphaned) {
-                Ok(allocation) => return Some(allocation),
-                Err(refusal) => reasons.push(refusal),
-            }
             rest = rest.without(DeviceMask::only(id));
+            let Some(device) = self.devices.get(id.index()) else {
+                continue;
+            };
+            match self.try_one(request, ask, id, device, orphaned) {
+                Ok(allocation) => return Some(allocation),
+                Err((used_bytes, reason)) => {
+                    device.gauge.count_refusal(rest.is_empty());
+                    let budget_bytes = device.budget_bytes;
+                    reasons.push(CandidateRefusal {
+                        device: id,
+                        used_bytes,
+                        budget_bytes,
+                        reason,
+                    });
+                }
+            }
         }
         None
     }
 
+    /// Takes the request on one device, or returns the bytes in use there and the reason.
     #[inline]
     fn try_one(
         &self,
         request: &Request,
         ask: &Ask,
         id: DeviceId,
+        device: &Device,
         orphaned: bool,
-    ) -> Result<Allocation, CandidateRefusal> {
-        let Load {
-            used_bytes,
-            budget_bytes,
-        } = self.load(id);
-        let refusal = |used_bytes, reason| CandidateRefusal {
-            device: id,
-            used_bytes,
-            budget_bytes,
-            reason,
-        };
-        let Some((device, mut arena)) = self.lock(id) else {
-            return Err(refusal(used_bytes, RefusalReason::Budget));
+    ) -> Result<Allocation, (u64, RefusalReason)> {
+        let asked_bytes = u64::from(ask.units) * UNIT_BYTES;
+        if let Some(largest_free_bytes) = device.gauge.refuses(asked_bytes) {
+            let used_bytes = device.gauge.used_bytes();
+            let over = used_bytes.saturating_add(asked_bytes) > device.budget_bytes;
+            let reason = if over {
+                RefusalReason::Budget
+            } else {
+                RefusalReason::Fragmentation { largest_free_bytes }
+            };
+            return Err((used_bytes, reason));
+        }
+        let Some(mut arena) = device.lock() else {
+            return Err((0, RefusalReason::Budget));
         };
         let granted = match arena.allocate(&*self.backend, ask) {
             Ok(granted) => granted,
             Err(reason) => {
-                arena.stats.refusals += 1;
-                return Err(refusal(arena.used_bytes(), reason));
+                if let Some(largest_free_bytes) = arena.sure_of(&reason, ask) {
+                    device.gauge.full(asked_bytes, largest_free_bytes);
+                }
+                return Err((arena.used_bytes(), reason));
             }
         };
-        device
-            .used_bytes
-            .store(arena.used_bytes(), Ordering::Relaxed);
+        device.gauge.taken(arena.used_bytes());
         let allocation = Allocation {
             handle: Handle {
                 allocator: self.id,
@@ -325,9 +352,7 @@ impl Allocator {
         } else {
             arena.free(&*self.backend, handle.block)?;
         }
-        device
-            .used_bytes
-            .store(arena.used_bytes(), Ordering::Relaxed);
+        device.gauge.freed(arena.used_bytes());
         Ok(())
     }
 
@@ -351,9 +376,7 @@ impl Allocator {
         } else {
             arena.free_at(&*self.backend, address)?;
         }
-        device
-            .used_bytes
-            .store(arena.used_bytes(), Ordering::Relaxed);
+        device.gauge.freed(arena.used_bytes());
         Ok(())
     }
 
@@ -409,7 +432,11 @@ impl Allocator {
     /// The backend's error.
     pub fn synchronize(&self, device: DeviceId) -> Result<(), BackendError> {
         match self.lock(device) {
-            Some((_, mut arena)) => arena.synchronize(&*self.backend),
+            Some((device, mut arena)) => {
+                let done = arena.synchronize(&*self.backend);
+                device.gauge.freed(arena.used_bytes());
+                done
+            }
             None => Ok(()),
         }
     }
@@ -421,8 +448,10 @@ impl Allocator {
     pub fn trim(&self) -> Result<u64, BackendError> {
         let mut bytes = 0;
         for id in DeviceMask::first(self.devices.len()).iter() {
-            if let Some((_, mut arena)) = self.lock(id) {
-                bytes += arena.trim(&*self.backend)?;
+            if let Some((device, mut arena)) = self.lock(id) {
+                let trimmed = arena.trim(&*self.backend);
+                device.gauge.freed(arena.used_bytes());
+                bytes += trimmed?;
             }
         }
         Ok(bytes)
@@ -431,7 +460,21 @@ impl Allocator {
     /// The figures of one device; `None` for a device that does not exist or is excluded.
     #[must_use]
     pub fn stats(&self, device: DeviceId) -> Option<PoolStats> {
-        self.lock(device).map(|(_, arena)| arena.snapshot())
+        self.lock(device).map(|(device, arena)| PoolStats {
+            refusals: device.gauge.refusals().0,
+            ..arena.snapshot()
+        })
+    }
+
+    /// Requests refused so far.
+    #[must_use]
+    pub fn refusals(&self) -> u64 {
+        let ended: u64 = self
+            .devices
+            .iter()
+            .map(|device| device.gauge.refusals().1)
+            .sum();
+        ended + self.unplaced.load(Ordering::Relaxed)
     }
 
     /// The figures of all devices.
@@ -445,7 +488,7 @@ impl Allocator {
                 .collect(),
             orphaned_hints: self.orphaned.load(Ordering::Relaxed),
             relaxed: self.relaxed.load(Ordering::Relaxed),
-            refusals: self.refused.load(Ordering::Relaxed),
+            refusals: self.refusals(),
             state_hash: self.state_hash(),
         }
     }
@@ -517,7 +560,7 @@ impl Allocator {
     fn load(&self, id: DeviceId) -> Load {
         match self.devices.get(id.index()) {
             Some(device) => Load {
-                used_bytes: device.used_bytes.load(Ordering::Relaxed),
+                used_bytes: device.gauge.used_bytes(),
                 budget_bytes: device.budget_bytes,
             },
             None => Load {
@@ -530,8 +573,7 @@ impl Allocator {
     #[inline]
     fn lock(&self, id: DeviceId) -> Option<(&Device, MutexGuard<'_, Arena>)> {
         let device = self.devices.get(id.index())?;
-        let arena = device.arena.as_ref()?;
-        Some((device, arena.lock().unwrap_or_else(PoisonError::into_inner)))
+        Some((device, device.lock()?))
     }
 
     #[inline]
@@ -592,7 +634,9 @@ impl Allocator {
     }
 
     fn refuse(&self, request: &Request, cause: RefusalCause) -> AllocError {
-        self.refused.fetch_add(1, Ordering::Relaxed);
+        if !matches!(cause, RefusalCause::Tried(_)) {
+            self.unplaced.fetch_add(1, Ordering::Relaxed);
+        }
         let refusal = Refusal {
             bytes: request.bytes,
             mask: request.mask,

@@ -30,7 +30,9 @@ impl Churn {
                         hash.word(owned.allocation.device.index() as u64);
                         hash.word(owned.allocation.offset_bytes);
                     }
-                    Err(refusal) => hash.word(refusal.bytes),
+                    Err(refusal) => {
+                        hash.word(refusal.bytes);
+                    }
                 }
             } else {
                 let index = usize::try_from(rng.below(world.live.len() as u64)).unwrap_or(0);

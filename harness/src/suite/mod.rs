@@ -30,7 +30,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 pub use campaign::replay;
-pub use run::run;
+pub use run::{check_names, run};
 
 /// A group of checks that users can ask for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

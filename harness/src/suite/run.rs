@@ -28,6 +28,13 @@ fn checks() -> impl Iterator<Item = &'static Check> {
     .flatten()
 }
 
+/// The names of all checks of some suites.
+pub fn check_names(suites: &[Suite]) -> impl Iterator<Item = &'static str> {
+    checks()
+        .filter(|check| suites.contains(&check.suite))
+        .map(|check| check.name)
+}
+
 /// Runs the checks that `options` ask for; `progress` sees each as soon as it ends.
 ///
 /// A set `stop` ends the run before the next history; what was done until then is returned.

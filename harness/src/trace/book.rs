@@ -136,48 +136,51 @@ impl<'a> Book<'a> {
     pub(super) fn free(&mut self, raw: RawFree) -> Result<(), TraceError> {
         let device = self.device(raw.device, raw.at)?;
         let key = self.key(device, raw.label);
-        let Some(slot) = self.slots.get(&key).copied() else {
+        let has_room = self.check_room(raw.at);
+        let Some(slot) = self.slots.get_mut(&key) else {
             return self.free_of_unknown(raw, device);
         };
-        if !slot.live {
-            if raw.bytes == Some(0) {
-                return Ok(());
-            }
-            let name = self.block_name(raw.label);
-            let problem = format!(
-                "free of {name}, which is not live (it was freed {})",
-                since(slot.at)
-            );
-            return Err(self.site.sequence(raw.at, problem, self.mend()));
+        if !slot.live || slot.device != device {
+            let slot = *slot;
+            return self.refuse_free(raw, device, slot);
         }
-        if slot.device != device {
-            let name = self.block_name(raw.label);
-            let problem = format!(
-                "free of {name} names device {device}, but it was allocated on device {} {}",
-                slot.device,
-                since(slot.at)
-            );
-            return Err(self.site.sequence(raw.at, problem, self.mend()));
-        }
-        self.check_room(raw.at)?;
-        if raw.bytes.is_some_and(|bytes| bytes != slot.bytes) {
+        has_room?;
+        let known = *slot;
+        slot.live = false;
+        slot.at = raw.at;
+        if raw.bytes.is_some_and(|bytes| bytes != known.bytes) {
             self.note(NoteKind::SizeMismatches);
         }
         let stream = match raw.stream {
             Some(handle) => self.stream(device, handle),
-            None => slot.stream,
+            None => known.stream,
         };
-        if let Some(slot) = self.slots.get_mut(&key) {
-            slot.live = false;
-            slot.at = raw.at;
-        }
         self.push(
             raw.time_us,
-            slot.id,
+            known.id,
             raw.label,
             TraceAction::Free { device, stream },
         );
         Ok(())
+    }
+
+    fn refuse_free(&self, raw: RawFree, device: u32, slot: Slot) -> Result<(), TraceError> {
+        let name = self.block_name(raw.label);
+        let problem = if slot.live {
+            format!(
+                "free of {name} names device {device}, but it was allocated on device {} {}",
+                slot.device,
+                since(slot.at)
+            )
+        } else if raw.bytes == Some(0) {
+            return Ok(());
+        } else {
+            format!(
+                "free of {name}, which is not live (it was freed {})",
+                since(slot.at)
+            )
+        };
+        Err(self.site.sequence(raw.at, problem, self.mend()))
     }
 
     /// A recorder that started late sees frees of blocks that it never saw allocated. Where the
@@ -311,7 +314,7 @@ impl<'a> Book<'a> {
         }
     }
 
-    fn device(&mut self, device: u64, at: Position) -> Result<u32, TraceError> {
+    fn device(&self, device: u64, at: Position) -> Result<u32, TraceError> {
         match u32::try_from(device) {
             Ok(index) if index <= MAX_DEVICE_INDEX => Ok(index),
             Ok(_) | Err(_) => Err(self.site.sequence(

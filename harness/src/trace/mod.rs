@@ -1,10 +1,10 @@
 //! Recorded allocation traces: reading them in four formats, and writing our own runs.
 //!
-//! Every reader feeds one [`Book`](book::Book), so what makes a trace valid is decided once:
+//! Every reader feeds one `Book`, so what makes a trace valid is decided once:
 //! an event frees only what is live, an allocation has a size, a device index is at most 31.
 //! What a reader leaves out or adds is counted in [`Trace::notes`], never silent.
 //!
-//! Formats are told apart by content ([`detect`]); gzip is seen through. Readers stream: no
+//! Formats are told apart by content, not by extension; gzip is seen through. Readers stream: no
 //! reader holds the file beside the events. Nothing in a pickle is ever executed.
 //!
 //! Left out on purpose: what a trace means to an allocator (see the replay), and events of
@@ -17,6 +17,7 @@ mod jsonl;
 mod minimalloc;
 mod pickle;
 mod pytorch;
+mod record;
 mod rmm;
 mod source;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use std::path::Path;
 use error::Site;
 
 pub use error::{Complaint, Position, TraceError};
+pub use record::write_files;
 pub use write::{
     RecordedBlock, RecordedDevice, RecordedEvent, RecordedKind, RecordedRun, write_jsonl,
     write_pytorch_snapshot, write_rmm_csv,
@@ -192,7 +194,7 @@ pub struct ReadLimits {
     pub max_line_bytes: usize,
     /// Events of the trace.
     pub max_events: usize,
-    /// Values of a pickle that are held at once, about 48 bytes of memory each at worst.
+    /// Values of a pickle that are held at once, up to 32 bytes of memory each.
     pub max_pickle_items: usize,
 }
 

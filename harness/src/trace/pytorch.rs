@@ -168,7 +168,7 @@ impl<'a> Snapshot<'a> {
                 book.note(NoteKind::SegmentEvents);
                 Ok(())
             }
-            Value::Int(_) | Value::Word(_) | Value::Node(_) | Value::Other => {
+            Value::Int(_) | Value::Word(_) | Value::Node(_) | Value::Text | Value::Other => {
                 book.note(NoteKind::OtherActions);
                 Ok(())
             }
@@ -232,7 +232,7 @@ impl<'a> Snapshot<'a> {
         match record.get(word) {
             None | Some(Value::Other) => Ok(None),
             Some(Value::Int(Some(number))) if number >= 0 => Ok(Some(number.unsigned_abs())),
-            Some(Value::Int(_) | Value::Word(_) | Value::Node(_)) => {
+            Some(Value::Int(_) | Value::Word(_) | Value::Node(_) | Value::Text) => {
                 let problem = format!(
                     "{} is not a whole number from 0 to {}",
                     word.name(),

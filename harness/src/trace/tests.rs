@@ -441,7 +441,7 @@ mod snapshots {
         let mut entry = b"}\x94(".to_vec();
         entry.extend([text("action"), text("oom")].concat());
         for _ in 0..59 {
-            entry.extend(b"K\x01K\x01");
+            entry.extend([text("size"), b"K\x01".to_vec()].concat());
         }
         entry.push(b'u');
         let mut body = b"}(".to_vec();

@@ -1,8 +1,11 @@
 //! Streams, events and races.
 
+use std::collections::BTreeSet;
+
 use ds4_engine::backend::{Backend, EventId};
 use ds4_engine::bytes::{GIB, KIB, MIB};
 use ds4_engine::device::{DeviceMask, StreamId};
+use proptest::prelude::*;
 
 use super::*;
 
@@ -177,4 +180,120 @@ fn streams_that_only_ever_wait_for_events_keep_their_books_short() {
         sim.destroy_event(gpu(0), event).unwrap();
     }
     assert_eq!(races(&sim), 0);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write {
+        stream: usize,
+        start: u64,
+        bytes: u64,
+    },
+    ReadWrite {
+        stream: usize,
+        from: u64,
+        to: u64,
+    },
+    Record {
+        stream: usize,
+    },
+    StreamWaits {
+        stream: usize,
+        event: usize,
+    },
+    HostWaits {
+        event: usize,
+    },
+    Synchronize {
+        stream: usize,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let stream = 0_usize..3;
+    prop_oneof![
+        3 => (stream.clone(), 0_u64..12, 1_u64..5)
+            .prop_map(|(stream, start, bytes)| Step::Write { stream, start, bytes }),
+        2 => (stream.clone(), 0_u64..16, 0_u64..16)
+            .prop_map(|(stream, from, to)| Step::ReadWrite { stream, from, to }),
+        2 => stream.clone().prop_map(|stream| Step::Record { stream }),
+        2 => (stream.clone(), 0_usize..6)
+            .prop_map(|(stream, event)| Step::StreamWaits { stream, event }),
+        1 => (0_usize..6).prop_map(|event| Step::HostWaits { event }),
+        1 => stream.prop_map(|stream| Step::Synchronize { stream }),
+    ]
+}
+
+/// Order as sets of all work that is known to be before: slow, and plain to see.
+#[derive(Default)]
+struct Model {
+    work: Vec<(u64, u64, bool)>,
+    before: [BTreeSet<usize>; 3],
+    seen: BTreeSet<usize>,
+    events: Vec<BTreeSet<usize>>,
+}
+
+impl Model {
+    /// Adds work; returns whether any of its ranges races.
+    fn work(&mut self, stream: usize, ranges: &[(u64, u64, bool)]) -> bool {
+        let earlier = self.work.len();
+        let before = &self.before[stream];
+        let races = ranges.iter().any(|(start, bytes, writes)| {
+            self.work
+                .iter()
+                .enumerate()
+                .any(|(index, (other, other_bytes, other_writes))| {
+                    *start < other + other_bytes
+                        && *other < start + bytes
+                        && (*writes || *other_writes)
+                        && !before.contains(&index)
+                        && !self.seen.contains(&index)
+                })
+        });
+        self.work.extend(ranges);
+        self.before[stream].extend(earlier..self.work.len());
+        races
+    }
+}
+
+proptest! {
+    #[test]
+    fn races_are_exactly_the_unordered_conflicts(steps in proptest::collection::vec(step(), 1..40)) {
+        let sim = machine(1, GIB);
+        let a = sim.allocate(gpu(0), KIB).unwrap();
+        let streams = [DEFAULT, sim.create_stream(gpu(0)).unwrap(), sim.create_stream(gpu(0)).unwrap()];
+        let mut model = Model::default();
+        let mut events = Vec::new();
+        for step in steps {
+            let mut expected = false;
+            match step {
+                Step::Write { stream, start, bytes } => {
+                    sim.touch(gpu(0), streams[stream], after(a, start), bytes, 1).unwrap();
+                    expected = model.work(stream, &[(start, bytes, true)]);
+                }
+                Step::ReadWrite { stream, from, to } => {
+                    sim.copy_local(gpu(0), after(a, from), after(a, to), 1, streams[stream]).unwrap();
+                    expected = model.work(stream, &[(from, 1, false), (to, 1, true)]);
+                }
+                Step::Record { stream } => {
+                    events.push(sim.record_event(gpu(0), streams[stream]).unwrap());
+                    model.events.push(model.before[stream].clone());
+                }
+                Step::StreamWaits { stream, event } if event < events.len() => {
+                    sim.stream_wait_event(gpu(0), streams[stream], gpu(0), events[event]).unwrap();
+                    model.before[stream].extend(&model.events[event]);
+                }
+                Step::HostWaits { event } if event < events.len() => {
+                    sim.wait_event(gpu(0), events[event]).unwrap();
+                    model.seen.extend(&model.events[event]);
+                }
+                Step::Synchronize { stream } => {
+                    sim.synchronize(gpu(0), streams[stream]).unwrap();
+                    model.seen.extend(&model.before[stream]);
+                }
+                Step::StreamWaits { .. } | Step::HostWaits { .. } => {}
+            }
+            prop_assert_eq!(races(&sim) > 0, expected);
+        }
+    }
 }

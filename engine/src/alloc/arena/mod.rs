@@ -159,11 +159,55 @@ impl Arena {
         let Some(slot) = self.streams.slot(&mut self.pool, ask.stream) else {
             return Err(RefusalReason::UnknownStream { stream: ask.stream });
         };
-        let fit = match self.place(backend, ask, slot) {
-            Ok(fit) => fit,
-            Err(miss) => self.place_under_pressure(backend, ask, slot, miss)?,
+        let miss = match self.search(ask, slot) {
+            Some(fit) => match self.back(backend, fit) {
+                Ok(()) => return Ok(self.commit(fit, ask, slot)),
+                Err(miss) => miss,
+            },
+            None if self.is_full_for(ask) => return Err(self.no_place(ask)),
+            None => match self.grow(backend, ask, slot) {
+                Ok(fit) => return Ok(self.commit(fit, ask, slot)),
+                Err(miss) => miss,
+            },
         };
+        let fit = self.place_under_pressure(backend, ask, slot, miss)?;
         Ok(self.commit(fit, ask, slot))
+    }
+
+    /// Whether nothing that is done before refusing could help, so that refusing is cheap.
+    #[inline]
+    fn is_full_for(&self, ask: &Ask) -> bool {
+        let asked = u64::from(ask.units) * UNIT_BYTES;
+        let room = match &self.backing {
+            Backing::Pages(pages) => pages.reach_bytes(&self.pool),
+            // An empty slab could be given back for a larger one.
+            Backing::Slabs(_) if self.stats.used_bytes == 0 => return false,
+            Backing::Slabs(slabs) => slabs.room_bytes(),
+        };
+        asked > room && !self.streams.may_hold_back()
+    }
+
+    /// The largest request that would fit, if `reason` holds for every later request of this size
+    /// until something is freed.
+    pub(super) fn sure_of(&self, reason: &RefusalReason, ask: &Ask) -> Option<u64> {
+        let books = matches!(
+            reason,
+            RefusalReason::Budget | RefusalReason::Fragmentation { .. }
+        );
+        // A stronger alignment may have been the cause, and a stream may give memory free.
+        let sure = books && ask.align_units == 1 && !self.streams.may_hold_back();
+        sure.then(|| self.largest_free_bytes())
+    }
+
+    #[inline]
+    fn no_place(&self, ask: &Ask) -> RefusalReason {
+        let asked = u64::from(ask.units) * UNIT_BYTES;
+        if self.stats.used_bytes + asked > self.budget_bytes {
+            return RefusalReason::Budget;
+        }
+        RefusalReason::Fragmentation {
+            largest_free_bytes: self.largest_free_bytes(),
+        }
     }
 
     fn commit(&mut self, fit: Fit, ask: &Ask, slot: u32) -> Granted {
@@ -234,9 +278,7 @@ impl Arena {
         let old_units = self.pool.units();
         match &mut self.backing {
             Backing::Pages(pages) => {
-                // A block fills whole free pages and at most two that others touch already.
-                let reach = pages.free_bytes(&self.pool) + 2 * pages.page_bytes();
-                if u64::from(ask.units) * UNIT_BYTES > reach {
+                if u64::from(ask.units) * UNIT_BYTES > pages.reach_bytes(&self.pool) {
                     return Err(Miss::NoPlace);
                 }
                 let left = units_of(pages.range_bytes()) - old_units;
@@ -359,15 +401,7 @@ impl Arena {
             Miss::NoAddresses => RefusalReason::AddressSpace {
                 reserved_bytes: u64::from(self.pool.units()) * UNIT_BYTES,
             },
-            Miss::NoPlace => {
-                let asked = u64::from(ask.units) * UNIT_BYTES;
-                if self.stats.used_bytes + asked > self.budget_bytes {
-                    return RefusalReason::Budget;
-                }
-                RefusalReason::Fragmentation {
-                    largest_free_bytes: self.largest_free_bytes(),
-                }
-            }
+            Miss::NoPlace => self.no_place(ask),
         }
     }
 

@@ -21,11 +21,13 @@ pub(super) struct Pages {
     base: DeviceAddress,
     range_bytes: u64,
     page_bytes: u64,
+    /// A page is `1 << unit_shift` units.
+    unit_shift: u32,
     peers: DeviceMask,
     /// Page by page of the range: what is mapped there.
     mapped: Vec<Option<PageId>>,
-    /// All pages below this one are mapped.
-    solid: usize,
+    /// Bit by bit the same: whether anything is mapped there.
+    present: Vec<u64>,
     /// Pages that exist and are mapped nowhere.
     spare: Vec<PageId>,
     existing: u64,
@@ -62,9 +64,10 @@ impl Pages {
                         base,
                         range_bytes,
                         page_bytes,
+                        unit_shift: (page_bytes / UNIT_BYTES).trailing_zeros(),
                         peers: DeviceMask::EMPTY,
                         mapped: Vec::new(),
-                        solid: 0,
+                        present: Vec::new(),
                         spare: Vec::new(),
                         existing: 0,
                         limit: budget_bytes / page_bytes,
@@ -79,10 +82,6 @@ impl Pages {
 
     pub(super) fn base(&self) -> DeviceAddress {
         self.base
-    }
-
-    pub(super) fn page_bytes(&self) -> u64 {
-        self.page_bytes
     }
 
     pub(super) fn range_bytes(&self) -> u64 {
@@ -103,31 +102,59 @@ impl Pages {
         (self.limit - u64::from(pool.occupied_pages()).min(self.limit)) * self.page_bytes
     }
 
+    /// The most that one block could cover: whole free pages and the edges of two others.
+    #[inline]
+    pub(super) fn reach_bytes(&self, pool: &Pool) -> u64 {
+        self.free_bytes(pool) + 2 * self.page_bytes
+    }
+
     /// Lets `peers` reach every page that is mapped from now on.
     pub(super) fn set_peers(&mut self, peers: DeviceMask) {
         self.peers = peers;
     }
 
+    /// The pages that a stretch touches.
+    #[inline]
     fn page_span(&self, offset: u32, units: u32) -> Range<usize> {
-        let begin = u64::from(offset) * UNIT_BYTES / self.page_bytes;
-        let end = (u64::from(offset) + u64::from(units)) * UNIT_BYTES;
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a page number is below 2^32"
-        )]
-        let span = begin as usize..end.div_ceil(self.page_bytes) as usize;
-        span
+        let last = (offset + units - 1) >> self.unit_shift;
+        (offset >> self.unit_shift) as usize..last as usize + 1
     }
 
     /// Whether memory lies behind all of a stretch.
     #[inline]
     pub(super) fn is_mapped(&self, offset: u32, units: u32) -> bool {
-        let span = self.page_span(offset, units);
-        span.end <= self.solid
-            || self
-                .mapped
-                .get(span)
-                .is_some_and(|pages| pages.iter().all(Option::is_some))
+        let Range { start, end } = self.page_span(offset, units);
+        let (first, last) = (start / 64, (end - 1) / 64);
+        let Some(words) = self.present.get(first..=last) else {
+            return false;
+        };
+        words.iter().zip(first..).all(|(word, at)| {
+            let mut wanted = u64::MAX;
+            if at == first {
+                wanted &= u64::MAX << (start % 64);
+            }
+            if at == last {
+                wanted &= u64::MAX >> (63 - (end - 1) % 64);
+            }
+            word & wanted == wanted
+        })
+    }
+
+    fn set_mapped(&mut self, page: usize, memory: Option<PageId>) -> Option<PageId> {
+        if self.mapped.len() <= page {
+            self.mapped.resize(page + 1, None);
+            self.present.resize(page / 64 + 1, 0);
+        }
+        let bit = 1 << (page % 64);
+        if let Some(word) = self.present.get_mut(page / 64) {
+            *word = if memory.is_some() {
+                *word | bit
+            } else {
+                *word & !bit
+            };
+        }
+        let place = self.mapped.get_mut(page)?;
+        std::mem::replace(place, memory)
     }
 
     /// Puts memory behind a stretch that is still free in `pool`.
@@ -144,9 +171,6 @@ impl Pages {
         settle: &dyn Fn() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let span = self.page_span(offset, units);
-        if self.mapped.len() < span.end {
-            self.mapped.resize(span.end, None);
-        }
         let mut donors = Donors {
             span: span.clone(),
             settle,
@@ -155,7 +179,7 @@ impl Pages {
         };
         let mut added = Vec::new();
         for page in span {
-            if self.mapped[page].is_some() {
+            if self.mapped.get(page).is_some_and(Option::is_some) {
                 continue;
             }
             if let Err(error) = self.map_one(backend, pool, page, &mut donors) {
@@ -164,9 +188,6 @@ impl Pages {
                 return Err(error);
             }
             added.push(page);
-        }
-        while self.mapped.get(self.solid).is_some_and(Option::is_some) {
-            self.solid += 1;
         }
         Ok(())
     }
@@ -184,7 +205,7 @@ impl Pages {
             self.spare.push(memory);
             return Err(error);
         }
-        self.mapped[page] = Some(memory);
+        self.set_mapped(page, Some(memory));
         Ok(())
     }
 
@@ -249,8 +270,7 @@ impl Pages {
     fn unmap_one(&mut self, backend: &dyn Backend, page: usize) -> Result<PageId, BackendError> {
         let address = self.page_address(page);
         backend.unmap(self.device, address)?;
-        self.solid = self.solid.min(page);
-        let memory = self.mapped[page].take();
+        let memory = self.set_mapped(page, None);
         memory.ok_or(BackendError::Driver {
             device: self.device,
             call: "unmap",

@@ -62,6 +62,15 @@ impl Slabs {
         self.slabs.iter().map(|slab| slab.bytes).sum()
     }
 
+    /// The largest request that more slabs could hold, in bytes; all of the budget if an empty
+    /// slab could be given back.
+    pub(super) fn room_bytes(&self) -> u64 {
+        if self.slabs.len() > 1 {
+            return self.budget_bytes;
+        }
+        self.budget_bytes.saturating_sub(self.reserved_bytes())
+    }
+
     /// Takes a slab of at least `need_units` that will begin at `offset`: what is left of the
     /// budget, or half of that and so on while the driver has less.
     ///

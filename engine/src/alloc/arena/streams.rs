@@ -174,6 +174,12 @@ impl Streams {
         Ok(())
     }
 
+    /// Whether memory could be held back from some stream; cheap, and sometimes wrongly yes.
+    #[inline]
+    pub(super) fn may_hold_back(&self) -> bool {
+        self.shared || !self.deferred.is_empty()
+    }
+
     /// Whether memory is held back from some stream.
     #[inline]
     pub(super) fn holds_back(&self, pool: &Pool) -> bool {

@@ -1,6 +1,6 @@
 //! The bookkeeping of one device's memory: blocks, splits, merges. Offsets only, no memory.
 //!
-//! Device memory cannot hold its own free lists, so every block has a [`Node`] out of band. Free
+//! Device memory cannot hold its own free lists, so every block has a record out of band. Free
 //! blocks hang in lists by size class, found by bitmaps (two-level segregated fit); physical
 //! neighbours are linked in address order, so that a freed block merges at once.
 //!

@@ -3,10 +3,17 @@
 //! General pickle readers build a tree, so a shared list costs its size at each use and nesting
 //! costs stack. Here containers live in an arena and values refer to them: memory is bounded by
 //! [`ReadLimits::max_pickle_items`], sharing and nesting are free, and nothing recurses.
-//! Strings are kept only if they are words of a snapshot. Opcodes that name or call code are
-//! refused before anything is made of them.
+//!
+//! Only what a snapshot gives meaning to is kept: strings that are its words, and entries of
+//! dicts under such words. A container that follows another string is the value of an entry that
+//! will not be kept, so it stays empty; most of a large snapshot is call stacks, which are such.
+//! Opcodes that name or call code are refused before anything is made of them.
+
+mod input;
 
 use std::io::{self, Read};
+
+use input::Input;
 
 use super::error::{Position, Site};
 use super::{ReadLimits, TraceError};
@@ -91,7 +98,9 @@ pub(super) enum Value {
     Word(Word),
     /// A list or dict, in the arena.
     Node(usize),
-    /// Anything else: other strings, tuples, floats, `None`, booleans, bytes.
+    /// A string that is no word.
+    Text,
+    /// Anything else: tuples, sets, floats, `None`, booleans, containers that are not kept.
     Other,
 }
 
@@ -115,7 +124,7 @@ impl Arena {
                 Some(Node::List(items)) => Some(items),
                 Some(Node::Dict(_)) | None => None,
             },
-            Value::Int(_) | Value::Word(_) | Value::Other => None,
+            Value::Int(_) | Value::Word(_) | Value::Text | Value::Other => None,
         }
     }
 
@@ -126,7 +135,7 @@ impl Arena {
                 Some(Node::Dict(items)) => Some(items),
                 Some(Node::List(_)) | None => None,
             },
-            Value::Int(_) | Value::Word(_) | Value::Other => None,
+            Value::Int(_) | Value::Word(_) | Value::Text | Value::Other => None,
         }
     }
 }
@@ -286,21 +295,22 @@ impl<R: Read> Machine<R> {
             _ => u64::from_le_bytes(self.input.array()?),
         };
         let word = self.input.word(length)?;
-        self.push(word.map_or(Value::Other, Value::Word))
+        self.push(word.map_or(Value::Text, Value::Word))
     }
 
     fn step_container(&mut self, opcode: u8) -> Result<(), Fault> {
         match opcode {
+            b']' | b'}' if self.stack.last() == Some(&Value::Text) => self.push(Value::Other),
             b']' => self.push_node(Node::List(Vec::new())),
             b'}' => self.push_node(Node::Dict(Vec::new())),
             b'l' | b'd' => {
                 let start = self.marks.pop().ok_or(UNDERFLOW)?;
                 let items = self.stack.split_off(start.min(self.stack.len()));
-                self.push_node(if opcode == b'l' {
-                    Node::List(items)
-                } else {
-                    dict(items)?
-                })
+                let (list, dict) = (Node::List(Vec::new()), Node::Dict(Vec::new()));
+                self.push_node(if opcode == b'l' { list } else { dict })?;
+                let count = items.len();
+                self.stack.extend(items);
+                self.extend(count, opcode == b'd')
             }
             b'a' => self.extend(1, false),
             b's' => self.extend(2, true),
@@ -334,32 +344,41 @@ impl<R: Read> Machine<R> {
         if self.marks.last().is_some_and(|mark| target < *mark) {
             return Err(UNDERFLOW);
         }
-        let items = self.stack.drain(target + 1..);
-        let node = match items.as_slice().len() {
-            odd if into_dict && odd % 2 == 1 => return Err(ODD_DICT),
-            _ => {
-                let items: Vec<Value> = items.collect();
-                (self.stack.last().copied(), items)
-            }
-        };
-        let (Some(Value::Node(index)), items) = node else {
-            return Err(NO_CONTAINER);
-        };
-        match (self.arena.nodes.get_mut(index), into_dict) {
-            (Some(Node::List(held)), false) | (Some(Node::Dict(held)), true) => {
-                if held.is_empty() {
-                    *held = items;
-                } else {
-                    held.extend(items);
-                }
-                Ok(())
-            }
-            (Some(_) | None, _) => Err(NO_CONTAINER),
+        if into_dict && count % 2 == 1 {
+            return Err(ODD_DICT);
         }
+        let index = match self.stack.get(target) {
+            Some(Value::Node(index)) => *index,
+            Some(Value::Other) => {
+                self.stack.truncate(target + 1);
+                return Ok(());
+            }
+            Some(Value::Int(_) | Value::Word(_) | Value::Text) | None => return Err(NO_CONTAINER),
+        };
+        let items = self.stack.get(target + 1..).unwrap_or_default();
+        let added = match (self.arena.nodes.get_mut(index), into_dict) {
+            (Some(Node::List(held)), false) => {
+                held.extend_from_slice(items);
+                items.len()
+            }
+            (Some(Node::Dict(held)), true) => {
+                let before = held.len();
+                let pairs = items.chunks_exact(2);
+                let kept = pairs.filter(|pair| matches!(pair.first(), Some(Value::Word(_))));
+                held.extend(kept.flatten());
+                held.len() - before
+            }
+            (Some(_) | None, _) => return Err(NO_CONTAINER),
+        };
+        self.stack.truncate(target + 1);
+        self.charge(added)
     }
 
+    /// Values on the stack count only while they are there.
     fn push(&mut self, value: Value) -> Result<(), Fault> {
-        self.charge(1)?;
+        if self.stack.len() + self.marks.len() >= self.items_left {
+            return Err(Fault::TooManyItems);
+        }
         self.stack.push(value);
         Ok(())
     }
@@ -380,7 +399,9 @@ impl<R: Read> Machine<R> {
     }
 
     fn mark(&mut self) -> Result<(), Fault> {
-        self.charge(1)?;
+        if self.stack.len() + self.marks.len() >= self.items_left {
+            return Err(Fault::TooManyItems);
+        }
         self.marks.push(self.stack.len());
         Ok(())
     }
@@ -416,137 +437,8 @@ impl<R: Read> Machine<R> {
 const ODD_DICT: Fault = Fault::Damaged("the pickle puts a key without a value into a dict");
 const NO_CONTAINER: Fault = Fault::Damaged("the pickle adds to something that is no list or dict");
 
-fn dict(items: Vec<Value>) -> Result<Node, Fault> {
-    if items.len() % 2 == 1 {
-        Err(ODD_DICT)
-    } else {
-        Ok(Node::Dict(items))
-    }
-}
-
 fn positive(length: i32) -> Result<u64, Fault> {
     u64::try_from(length).map_err(|_| Fault::Damaged("the pickle gives a negative length"))
-}
-
-/// Buffered bytes with a position. Lengths from the file never size a buffer.
-struct Input<R> {
-    reader: R,
-    buffer: Vec<u8>,
-    next: usize,
-    filled: usize,
-    /// Bytes of the file before `buffer`.
-    before: u64,
-}
-
-impl<R: Read> Input<R> {
-    const BUFFER_BYTES: usize = 64 << 10;
-
-    fn new(reader: R) -> Self {
-        Self {
-            reader,
-            buffer: vec![0; Self::BUFFER_BYTES],
-            next: 0,
-            filled: 0,
-            before: 0,
-        }
-    }
-
-    fn offset(&self) -> u64 {
-        self.before + self.next as u64
-    }
-
-    fn byte(&mut self) -> Result<u8, Fault> {
-        if self.next == self.filled {
-            self.refill()?;
-        }
-        let byte = self.buffer.get(self.next).copied().ok_or(Fault::CutShort)?;
-        self.next += 1;
-        Ok(byte)
-    }
-
-    fn refill(&mut self) -> Result<(), Fault> {
-        self.before += self.filled as u64;
-        (self.next, self.filled) = (0, 0);
-        loop {
-            match self.reader.read(&mut self.buffer) {
-                Ok(0) => return Err(Fault::CutShort),
-                Ok(read) => {
-                    self.filled = read.min(self.buffer.len());
-                    return Ok(());
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Fault::Io(error)),
-            }
-        }
-    }
-
-    /// Expects that no byte is left.
-    fn end(&mut self) -> Result<(), Fault> {
-        match self.byte() {
-            Ok(_) => Err(Fault::Damaged("more bytes follow the end of the pickle")),
-            Err(Fault::CutShort) => Ok(()),
-            Err(fault) => Err(fault),
-        }
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
-        let mut bytes = [0; N];
-        for byte in &mut bytes {
-            *byte = self.byte()?;
-        }
-        Ok(bytes)
-    }
-
-    fn skip(&mut self, mut count: u64) -> Result<(), Fault> {
-        while count > 0 {
-            if self.next == self.filled {
-                self.refill()?;
-            }
-            let held = self.filled - self.next;
-            let skipped = usize::try_from(count).map_or(held, |count| count.min(held));
-            self.next += skipped;
-            count -= skipped as u64;
-        }
-        Ok(())
-    }
-
-    fn word(&mut self, length: u64) -> Result<Option<Word>, Fault> {
-        let mut text = [0; Word::LONGEST_BYTES];
-        let Some(text) = usize::try_from(length)
-            .ok()
-            .and_then(|length| text.get_mut(..length))
-        else {
-            self.skip(length)?;
-            return Ok(None);
-        };
-        for byte in text.iter_mut() {
-            *byte = self.byte()?;
-        }
-        Ok(Word::find(text))
-    }
-
-    /// A little-endian two's complement integer; `None` if it exceeds 64 bits.
-    fn long(&mut self, length: u64) -> Result<Option<i64>, Fault> {
-        let mut bytes = [0; 8];
-        let Some(given) = usize::try_from(length)
-            .ok()
-            .and_then(|length| bytes.get_mut(..length))
-        else {
-            self.skip(length)?;
-            return Ok(None);
-        };
-        for byte in given.iter_mut() {
-            *byte = self.byte()?;
-        }
-        let negative = given.last().is_some_and(|last| last & 0x80 != 0);
-        let given = given.len();
-        if negative {
-            for byte in bytes.iter_mut().skip(given) {
-                *byte = 0xff;
-            }
-        }
-        Ok(Some(i64::from_le_bytes(bytes)))
-    }
 }
 
 #[cfg(test)]
@@ -589,6 +481,29 @@ mod tests {
         let (arena, root) = loaded(b"\x80\x04}\x94X\x04\0\0\0sizeK\x07s.").unwrap();
         let dict = [Value::Word(Word::Size), Value::Int(Some(7))];
         assert_eq!(arena.dict(root), Some(&dict[..]));
+    }
+
+    #[test]
+    fn entries_without_meaning_cost_nothing() {
+        // {"frames": [1, ...], "size": 7}, a thousand times over.
+        let mut bytes = b"\x80\x04".to_vec();
+        for _ in 0..1000 {
+            bytes.extend(b"}(X\x06\0\0\0frames](");
+            bytes.extend(b"K\x01".repeat(100));
+            bytes.extend(b"eX\x04\0\0\0sizeK\x07u0");
+        }
+        bytes.extend(b"].");
+        assert!(
+            loaded(&bytes)
+                .unwrap_err()
+                .contains("more than 1000 values"),
+            "dicts count"
+        );
+        let limits = ReadLimits {
+            max_pickle_items: 4110,
+            ..ReadLimits::default()
+        };
+        assert!(load(&bytes[..], Site { file: "t" }, &limits).is_ok());
     }
 
     #[test]

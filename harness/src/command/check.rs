@@ -1,0 +1,192 @@
+//! `ds4 check`: the conformance suites.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::cli::{CheckArgs, Format, MachineArgs};
+use crate::exit::Exit;
+use crate::machine::{MIXED, Machine};
+use crate::output::{Console, Failure, Outcome};
+use crate::suite::junit::to_xml;
+use crate::suite::script::Script;
+use crate::suite::{CheckOptions, CheckResult, CheckRun, Suite, Verdict, check_names, replay, run};
+
+/// Runs the suites, or replays one recorded failure.
+pub(super) fn check(
+    machine: &MachineArgs,
+    args: &CheckArgs,
+    console: &Console,
+) -> Result<Outcome, Failure> {
+    if machine.faults.is_some() {
+        return Err(Failure::usage(
+            "check makes its own faults; --faults is for replay, train, prefill and decode",
+        ));
+    }
+    if let Some(path) = &args.replay {
+        return replay_file(path, console);
+    }
+    let options = options(args, machine.topology.clone())?;
+    let machine = Machine::resolve(machine, MIXED)?;
+    let bar = console.progress(0, "checking");
+    let done = run(&machine.target, &options, console.stop(), &mut |_| {
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    let exit = exit_of(&done);
+    let origin = machine.target.origin();
+    if console.format == Format::Junit {
+        let text = to_xml(&done, &origin).map_err(|error| Failure {
+            exit: Exit::Internal,
+            message: format!("the JUnit file could not be written: {error}"),
+        })?;
+        return Ok(Outcome { exit, text });
+    }
+    let mut value = json!({ "backend": machine.target.kind().name(), "origin": origin });
+    let body = serde_json::to_value(&done).map_err(|error| Failure {
+        exit: Exit::Internal,
+        message: format!("the result could not be written as JSON: {error}"),
+    })?;
+    if let (Some(value), serde_json::Value::Object(body)) = (value.as_object_mut(), body) {
+        value.extend(body);
+    }
+    Ok(console.outcome(exit, "check", render(&origin, &options, &done), value))
+}
+
+fn options(args: &CheckArgs, topology: Option<String>) -> Result<CheckOptions, Failure> {
+    let mut suites = BTreeSet::new();
+    for name in &args.suite {
+        let suite = Suite::from_name(name.trim()).ok_or_else(|| {
+            let all: Vec<&str> = Suite::ALL.iter().map(|suite| suite.name()).collect();
+            Failure::usage(format!(
+                "--suite: '{name}' is no suite; use {}",
+                all.join(", ")
+            ))
+        })?;
+        suites.insert(suite);
+    }
+    let suites = if suites.is_empty() {
+        Suite::ALL.to_vec()
+    } else {
+        suites.into_iter().collect()
+    };
+    if let Some(only) = &args.only
+        && !check_names(&suites).any(|name| name == only)
+    {
+        return Err(Failure::usage(format!(
+            "--only: '{only}' is no check of these suites; `ds4 check` lists all names"
+        )));
+    }
+    Ok(CheckOptions {
+        suites,
+        seed: args.seed,
+        cases: args.cases.unwrap_or(CheckOptions::DEFAULT_CASES),
+        only: args.only.clone(),
+        topology,
+    })
+}
+
+fn exit_of(run: &CheckRun) -> Exit {
+    if run.incomplete {
+        return Exit::Interrupted;
+    }
+    match run.worst() {
+        Some(Verdict::Pass) => Exit::Ok,
+        // Skips beside passes are told, not held against the run.
+        Some(Verdict::Skip) if run.totals.pass > 0 => Exit::Ok,
+        Some(Verdict::Skip) | None => Exit::NothingDone,
+        Some(Verdict::Fail | Verdict::Error) => Exit::CheckFailed,
+    }
+}
+
+fn render(origin: &str, options: &CheckOptions, run: &CheckRun) -> String {
+    let mut text = format!("{origin}\nseed {}, {} cases\n\n", run.seed, options.cases);
+    let mut suite = None;
+    for check in &run.checks {
+        if suite.replace(check.suite) != Some(check.suite) {
+            text.push_str(&format!("{}\n", check.suite));
+        }
+        text.push_str(&format!(
+            "  {:<5} {} ({})\n",
+            word(check.verdict),
+            check.name,
+            check.did
+        ));
+    }
+    for check in run
+        .checks
+        .iter()
+        .filter(|check| check.verdict != Verdict::Pass)
+    {
+        text.push_str(&format!("\n{}", explain(check)));
+    }
+    let never: Vec<&str> = run
+        .coverage
+        .iter()
+        .filter(|one| one.hits == 0)
+        .map(|one| one.situation)
+        .collect();
+    if !never.is_empty() {
+        text.push_str(&format!("\nnever met in this run: {}\n", never.join("; ")));
+    }
+    let totals = run.totals;
+    text.push_str(&format!(
+        "\n{}{} passed, {} failed, {} skipped, {} not run\nstate {}\n",
+        if run.incomplete {
+            "incomplete: interrupted; "
+        } else {
+            ""
+        },
+        totals.pass,
+        totals.fail,
+        totals.skip,
+        totals.error,
+        run.state_hash
+    ));
+    text
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "ok",
+        Verdict::Skip => "skip",
+        Verdict::Fail => "FAIL",
+        Verdict::Error => "ERROR",
+    }
+}
+
+fn explain(check: &CheckResult) -> String {
+    let mut text = format!("{} {}: {}\n", word(check.verdict), check.name, check.detail);
+    if check.verdict != Verdict::Skip {
+        text.push_str(&format!("  again: {}\n", check.repro));
+    }
+    if let Some(script) = check
+        .script
+        .as_ref()
+        .and_then(|one| serde_json::to_string(one).ok())
+    {
+        text.push_str(&format!(
+            "  shrunk, for ds4 check --replay FILE: {script}\n"
+        ));
+    }
+    text
+}
+
+fn replay_file(path: &Path, console: &Console) -> Result<Outcome, Failure> {
+    let name = path.display();
+    let json = std::fs::read(path).map_err(|error| {
+        Failure::usage(format!("{name}: cannot be read ({error}); check the path"))
+    })?;
+    let script: Script = serde_json::from_slice(&json).map_err(|error| {
+        Failure::usage(format!(
+            "{name}: {error}; pass the `script` that a failed check prints"
+        ))
+    })?;
+    let (exit, sentence) = match replay(&script) {
+        Ok(()) => (Exit::Ok, "ok: the recorded operations hold".to_owned()),
+        Err(broken) => (Exit::CheckFailed, format!("FAIL: {broken}")),
+    };
+    let value = json!({ "replay": name.to_string(), "detail": sentence });
+    Ok(console.outcome(exit, "check", format!("{sentence}\n"), value))
+}

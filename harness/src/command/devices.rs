@@ -1,0 +1,144 @@
+//! `ds4 devices`: what there is and how it is linked.
+
+use ds4_engine::backend::{Backend, BackendError};
+use ds4_engine::bytes::format_bytes;
+use ds4_engine::device::{DeviceId, DeviceMask, PeerAccess};
+use ds4_sim::Topology;
+use serde_json::{Value, json};
+
+use crate::cli::{DevicesArgs, MachineArgs};
+use crate::exit::Exit;
+use crate::machine::{Machine, roomy};
+use crate::output::{Console, Failure, Outcome, table};
+use crate::target::Target;
+
+/// Lists the devices, and saves them as a topology if asked.
+pub(super) fn run(
+    machine: &MachineArgs,
+    args: &DevicesArgs,
+    console: &Console,
+) -> Result<Outcome, Failure> {
+    let machine = Machine::resolve(machine, roomy(1))?;
+    let target = machine.fresh()?;
+    let matrix = peer_matrix(&**target.backend()).map_err(Failure::failed)?;
+    if let Some(path) = &args.save {
+        save(&target, &matrix, path)?;
+        console.remark(&format!(
+            "saved as {}; use it with --topology",
+            path.display()
+        ));
+    }
+    let rows = device_rows(&target).map_err(Failure::failed)?;
+    let mut text = format!("{}\n\n{}", target.origin(), table(&rows.0));
+    text.push_str("\nhow the row's device reaches the column's\n");
+    text.push_str(&table(&matrix_rows(&matrix)));
+    let value = json!({
+        "backend": target.kind().name(),
+        "origin": target.origin(),
+        "devices": rows.1,
+        "peers": matrix.iter().map(|row| row.iter().map(word).collect()).collect::<Vec<Vec<_>>>(),
+    });
+    Ok(console.outcome(Exit::Ok, "devices", text, value))
+}
+
+type Matrix = Vec<Vec<Option<PeerAccess>>>;
+
+fn ids(backend: &dyn Backend) -> impl Iterator<Item = DeviceId> {
+    DeviceMask::first(backend.devices().len()).iter()
+}
+
+fn peer_matrix(backend: &dyn Backend) -> Result<Matrix, BackendError> {
+    ids(backend)
+        .map(|from| {
+            ids(backend)
+                .map(|to| {
+                    (from != to)
+                        .then(|| backend.peer_access(from, to))
+                        .transpose()
+                })
+                .collect()
+        })
+        .collect()
+}
+
+fn word(access: &Option<PeerAccess>) -> &'static str {
+    match access {
+        None => "self",
+        Some(PeerAccess::Absent) => "bounce",
+        Some(PeerAccess::Direct) => "direct",
+        Some(PeerAccess::Broken) => "broken",
+    }
+}
+
+fn device_rows(target: &Target) -> Result<(Vec<Vec<String>>, Vec<Value>), BackendError> {
+    let heads = [
+        "device", "driver", "name", "pci", "uuid", "memory", "free", "page",
+    ];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    let mut values = Vec::new();
+    for (id, info) in ids(&**target.backend()).zip(target.backend().devices()) {
+        let memory = target.backend().memory_info(id)?;
+        rows.push(vec![
+            id.to_string(),
+            info.ordinal.to_string(),
+            info.name.clone(),
+            info.pci_bus_id.clone(),
+            info.uuid.clone(),
+            format_bytes(memory.total_bytes),
+            format_bytes(memory.free_bytes),
+            info.page_bytes
+                .map_or_else(|| "none".to_owned(), format_bytes),
+        ]);
+        values.push(json!({
+            "device": id.index(),
+            "ordinal": info.ordinal.0,
+            "name": info.name,
+            "pci_bus_id": info.pci_bus_id,
+            "uuid": info.uuid,
+            "total_bytes": memory.total_bytes,
+            "free_bytes": memory.free_bytes,
+            "page_bytes": info.page_bytes,
+        }));
+    }
+    Ok((rows, values))
+}
+
+fn matrix_rows(matrix: &Matrix) -> Vec<Vec<String>> {
+    let mut head = vec![String::new()];
+    head.extend((0..matrix.len()).map(|to| format!("gpu{to}")));
+    let mut rows = vec![head];
+    for (from, row) in matrix.iter().enumerate() {
+        let mut cells = vec![format!("gpu{from}")];
+        cells.extend(
+            row.iter()
+                .map(|access| if access.is_some() { word(access) } else { "-" }.to_owned()),
+        );
+        rows.push(cells);
+    }
+    rows
+}
+
+fn save(target: &Target, matrix: &Matrix, path: &std::path::Path) -> Result<(), Failure> {
+    let name = path
+        .file_stem()
+        .map_or_else(|| "host".into(), |stem| stem.to_string_lossy());
+    let topology = match target.sim() {
+        Some(sim) => Topology {
+            about: format!("Saved from {}.", target.origin()),
+            config: ds4_sim::SimConfig {
+                machine: name.into_owned(),
+                ..sim.config().clone()
+            },
+        },
+        None => Topology::from_devices(&name, target.backend().devices(), |from, to| {
+            let access = matrix.get(from.index()).and_then(|row| row.get(to.index()));
+            access.copied().flatten().unwrap_or(PeerAccess::Absent)
+        }),
+    };
+    std::fs::write(path, topology.to_toml()).map_err(|error| {
+        Failure::usage(format!(
+            "{}: cannot be written ({error}); check the path",
+            path.display()
+        ))
+    })
+}

@@ -1,0 +1,96 @@
+//! `ds4 fit`: the least memory for a trace.
+
+use std::sync::atomic::Ordering;
+
+use ds4_engine::bytes::format_bytes;
+use serde_json::json;
+
+use super::replay::read;
+use crate::cli::{FitArgs, MachineArgs};
+use crate::exit::Exit;
+use crate::fit::{Fit, fit, part_of, peak_live_bytes};
+use crate::machine::{Machine, roomy};
+use crate::output::{Console, Failure, Outcome, table};
+
+/// Finds the least capacity of every device of a trace.
+pub(super) fn run(
+    machine: &MachineArgs,
+    args: &FitArgs,
+    console: &Console,
+) -> Result<Outcome, Failure> {
+    let trace = read(&args.trace, console)?;
+    let machine = Machine::resolve(machine, roomy(trace.devices as usize))?;
+    let Some(sim) = machine.target.sim() else {
+        return Err(Failure::usage(
+            "fit needs simulated devices; use --backend sim",
+        ));
+    };
+    let mut fits = Vec::new();
+    let mut incomplete = false;
+    for device in 0..trace.devices {
+        let part = part_of(&trace, device);
+        if part.events.is_empty() {
+            continue;
+        }
+        let devices = &sim.config().devices;
+        let Some(like) = devices.get(device as usize).or(devices.first()) else {
+            continue;
+        };
+        let bar = console.progress(0, "replaying");
+        let found = fit(&part, like, console.stop(), |_| bar.inc(1)).map_err(Failure::failed)?;
+        bar.finish_and_clear();
+        let Some((min_capacity_bytes, replays)) = found else {
+            incomplete = true;
+            break;
+        };
+        let peak_live_bytes = peak_live_bytes(&part);
+        #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+        let ratio = min_capacity_bytes as f64 / peak_live_bytes.max(1) as f64;
+        fits.push(Fit {
+            device,
+            peak_live_bytes,
+            min_capacity_bytes,
+            ratio,
+            replays,
+        });
+    }
+    let exit = if incomplete || console.stop().load(Ordering::Relaxed) {
+        Exit::Interrupted
+    } else {
+        Exit::Ok
+    };
+    let text = render(&machine, args, &fits, incomplete);
+    let value = json!({
+        "backend": machine.target.kind().name(),
+        "trace": { "file": args.trace.display().to_string(), "format": trace.format.name(),
+                   "events": trace.events.len() },
+        "devices": fits,
+        "incomplete": incomplete,
+    });
+    Ok(console.outcome(exit, "fit", text, value))
+}
+
+fn render(machine: &Machine, args: &FitArgs, fits: &[Fit], incomplete: bool) -> String {
+    let heads = ["device", "peak live", "least capacity", "ratio", "replays"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    for fit in fits {
+        rows.push(vec![
+            format!("gpu{}", fit.device),
+            format_bytes(fit.peak_live_bytes),
+            format_bytes(fit.min_capacity_bytes),
+            format!("{:.4}", fit.ratio),
+            fit.replays.to_string(),
+        ]);
+    }
+    let end = if incomplete {
+        "\nincomplete: interrupted\n"
+    } else {
+        ""
+    };
+    format!(
+        "{}\ntrace: {}\n\n{}{end}",
+        machine.target.origin(),
+        args.trace.display(),
+        table(&rows)
+    )
+}

@@ -1,0 +1,96 @@
+//! The commands: from typed arguments to printed results.
+
+mod bench;
+mod check;
+mod devices;
+mod fit;
+mod plan;
+mod replay;
+mod workload;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{BenchCommand, Cli, Command, Format};
+use crate::exit::Exit;
+use crate::output::{Console, Failure, Outcome, failure_object, print};
+use crate::workload::Phase;
+
+/// What a newcomer sees who types the command's name alone.
+const WELCOME: &str = "\
+ds4 places device memory on the GPUs you allow, refuses honestly and recovers.
+
+  ds4 check             prove it here, on simulated GPUs, in a few seconds
+  ds4 replay TRACE      run a recorded allocation trace (PyTorch snapshot, RMM log, JSONL)
+  ds4 plan --model F    say whether a model fits on your cards, and why not
+  ds4 devices           list devices and how they reach each other
+
+Every command and flag: ds4 --help, and ds4 COMMAND --help with examples.
+";
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let console = Console::new(cli.format);
+    let name = cli.command.as_ref().map_or("ds4", name);
+    let outcome = run(&cli, &console).unwrap_or_else(|failure| {
+        console.remark(&failure.message);
+        let text = match cli.format {
+            Format::Json => failure_object(name, &failure),
+            Format::Text | Format::Junit => String::new(),
+        };
+        Outcome {
+            exit: failure.exit,
+            text,
+        }
+    });
+    match print(&outcome.text) {
+        Ok(()) => outcome.exit.into(),
+        Err(error) => {
+            console.remark(&format!("the result could not be written: {error}"));
+            Exit::Internal.into()
+        }
+    }
+}
+
+fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
+    let Some(command) = &cli.command else {
+        return Ok(Outcome {
+            exit: Exit::Ok,
+            text: WELCOME.to_owned(),
+        });
+    };
+    if cli.format == Format::Junit && !matches!(command, Command::Check(_)) {
+        return Err(Failure::usage(format!(
+            "--format junit is for check; use text or json with {}",
+            name(command)
+        )));
+    }
+    match command {
+        Command::Devices(args) => devices::run(&cli.machine, args, console),
+        Command::Replay(args) => replay::run(&cli.machine, args, console),
+        Command::Fit(args) => fit::run(&cli.machine, args, console),
+        Command::Train(args) => workload::run(cli, args, Phase::Train, console),
+        Command::Prefill(args) => workload::run(cli, args, Phase::Prefill, console),
+        Command::Decode(args) => workload::run(cli, args, Phase::Decode, console),
+        Command::Plan(args) => plan::run(&cli.machine, args, console),
+        Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
+        Command::Check(args) => check::check(&cli.machine, args, console),
+    }
+}
+
+fn name(command: &Command) -> &'static str {
+    match command {
+        Command::Devices(_) => "devices",
+        Command::Check(_) => "check",
+        Command::Replay(_) => "replay",
+        Command::Fit(_) => "fit",
+        Command::Plan(_) => "plan",
+        Command::Train(_) => "train",
+        Command::Prefill(_) => "prefill",
+        Command::Decode(_) => "decode",
+        Command::Bench(_) => "bench",
+    }
+}

@@ -1,0 +1,308 @@
+//! `ds4 replay`: a recorded trace on this machine.
+
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ds4_engine::alloc::{Observer, Recorder};
+use ds4_engine::bytes::format_bytes;
+use serde_json::json;
+
+use crate::cli::{MachineArgs, ReplayArgs};
+use crate::exit::Exit;
+use crate::machine::{Machine, roomy};
+use crate::output::{Console, Failure, Outcome, table};
+use crate::record::recorded_run;
+use crate::replay::{Replay, ReplayOptions, replay};
+use crate::stopwatch::Stopwatch;
+use crate::trace::{
+    ReadLimits, RecordedRun, Trace, read_path, write_jsonl, write_pytorch_snapshot, write_rmm_csv,
+};
+
+/// Replays a trace and reports where everything went.
+pub(super) fn run(
+    machine: &MachineArgs,
+    args: &ReplayArgs,
+    console: &Console,
+) -> Result<Outcome, Failure> {
+    let trace = read(&args.trace, console)?;
+    let machine = Machine::resolve(machine, roomy(trace.devices as usize))?;
+    if let Some(directory) = &args.record {
+        check_record_directory(directory)?;
+    }
+    let measured = measure(&machine, &trace, args.record.is_some(), console)?;
+    if let (Some(directory), Some(recording)) = (&args.record, &measured.recording) {
+        write_recording(recording, directory)?;
+        console.remark(&format!("recorded in {}", directory.display()));
+    }
+    let run = &measured.run;
+    let exit = match (run.incomplete, run.refusals) {
+        (true, _) => Exit::Interrupted,
+        (false, 0) => Exit::Ok,
+        (false, _) => Exit::CheckFailed,
+    };
+    let text = render(&machine, args, &trace, &measured);
+    Ok(console.outcome(
+        exit,
+        "replay",
+        text,
+        value(&machine, args, &trace, &measured),
+    ))
+}
+
+/// Reads a trace and remarks on what was left out of it.
+pub(super) fn read(path: &Path, console: &Console) -> Result<Trace, Failure> {
+    let trace = read_path(path, &ReadLimits::default()).map_err(Failure::usage)?;
+    for note in &trace.notes {
+        console.remark(&note.to_string());
+    }
+    Ok(trace)
+}
+
+struct Measured {
+    run: Replay,
+    recording: Option<RecordedRun>,
+    /// Nanoseconds per operation: mean without a clock inside, then p50 and p99 with one.
+    mean_ns: f64,
+    p50_ns: u64,
+    p99_ns: u64,
+}
+
+/// Replays twice: once to be timed as a whole, once to be timed by operation.
+///
+/// Both must end in the same state, which every replay thereby checks.
+fn measure(
+    machine: &Machine,
+    trace: &Trace,
+    record: bool,
+    console: &Console,
+) -> Result<Measured, Failure> {
+    let placement = Some(machine.placement()).filter(|mask| !mask.is_empty());
+    let trace_time_us = Arc::new(AtomicU64::new(0));
+    let options = || ReplayOptions {
+        placement,
+        stop: Some(console.stop()),
+        trace_time_us: record.then_some(&*trace_time_us),
+    };
+    let target = machine.fresh()?;
+    let now = Arc::clone(&trace_time_us);
+    let recorder = record.then(|| Arc::new(Recorder::new(move || now.load(Ordering::Relaxed))));
+    let observer = recorder
+        .clone()
+        .map(|recorder| recorder as Arc<dyn Observer>);
+    let allocator = machine.allocator(&target, observer)?;
+    let watch = Stopwatch::start();
+    let run = replay(&allocator, trace, &options(), || {}).map_err(Failure::usage)?;
+    #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
+    let mean_ns = watch.elapsed_ns() as f64 / run.ops.max(1) as f64;
+    machine.remark_faults(&target, console);
+    let recording = recorder.map(|recorder| recorded_run(&recorder.take(), &run, &allocator));
+
+    let mut samples = Vec::with_capacity(trace.events.len());
+    let target = machine.fresh()?;
+    let allocator = machine.allocator(&target, None)?;
+    let watch = Stopwatch::start();
+    let mut last = 0;
+    let again = replay(&allocator, trace, &options(), || {
+        let now = watch.elapsed_ns();
+        samples.push(now - last);
+        last = now;
+    })
+    .map_err(Failure::usage)?;
+    if !run.incomplete && !again.incomplete && run.state_hash != again.state_hash {
+        return Err(Failure {
+            exit: Exit::Internal,
+            message: format!(
+                "two replays of one trace ended in different states ({:016x} and {:016x})",
+                run.state_hash, again.state_hash
+            ),
+        });
+    }
+    samples.sort_unstable();
+    let at = |permille: usize| {
+        samples
+            .get(samples.len() * permille / 1000)
+            .copied()
+            .unwrap_or(0)
+    };
+    Ok(Measured {
+        p50_ns: at(500),
+        p99_ns: at(990),
+        run,
+        recording,
+        mean_ns,
+    })
+}
+
+fn render(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measured) -> String {
+    let run = &measured.run;
+    let mut text = machine.headline();
+    text.push_str(&format!(
+        "trace: {} ({}, {} events, {} blocks)\n\n",
+        args.trace.display(),
+        trace.format,
+        trace.events.len(),
+        trace.blocks
+    ));
+    let heads = [
+        "device",
+        "budget",
+        "peak live",
+        "peak reserved",
+        "live at end",
+        "allocs",
+        "frees",
+        "refused",
+    ];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    for (device, stats) in &run.devices {
+        rows.push(vec![
+            device.to_string(),
+            format_bytes(stats.budget_bytes),
+            format_bytes(stats.peak_requested_bytes),
+            format_bytes(stats.peak_reserved_bytes),
+            format_bytes(stats.requested_bytes),
+            stats.allocations.to_string(),
+            stats.frees.to_string(),
+            stats.refusals.to_string(),
+        ]);
+    }
+    text.push_str(&table(&rows));
+    text.push_str(&format!(
+        "\n{} operations, {:.0} ns each (p50 {}, p99 {} with the clock)\nstate {:016x}\n",
+        run.ops, measured.mean_ns, measured.p50_ns, measured.p99_ns, run.state_hash
+    ));
+    if let Some((position, refusal)) = &run.first_refusal {
+        let reasons: Vec<String> = run
+            .refusals_by_reason
+            .iter()
+            .map(|(label, count)| format!("{count} {label}"))
+            .collect();
+        text.push_str(&format!(
+            "\n{} requests refused ({})\nfirst, at event {}: {refusal}\n",
+            run.refusals,
+            reasons.join(", "),
+            position + 1
+        ));
+    }
+    text.push_str(&format!("\n{}\n", verdict_line(run)));
+    text
+}
+
+fn verdict(run: &Replay) -> &'static str {
+    match (run.incomplete, run.refusals) {
+        (true, _) => "incomplete",
+        (false, 0) => "ok",
+        (false, _) => "refused",
+    }
+}
+
+fn verdict_line(run: &Replay) -> String {
+    match verdict(run) {
+        "ok" => "ok: every request was granted".to_owned(),
+        "incomplete" => format!("incomplete: interrupted after {} operations", run.ops),
+        _ => format!(
+            "refused: {} of the trace's requests; `ds4 fit` finds the least memory for it",
+            run.refusals
+        ),
+    }
+}
+
+fn value(
+    machine: &Machine,
+    args: &ReplayArgs,
+    trace: &Trace,
+    measured: &Measured,
+) -> serde_json::Value {
+    let run = &measured.run;
+    let devices: Vec<_> = run
+        .devices
+        .iter()
+        .map(|(device, stats)| {
+            json!({
+                "device": device.index(),
+                "capacity_bytes": stats.budget_bytes,
+                "peak_live_bytes": stats.peak_requested_bytes,
+                "peak_reserved_bytes": stats.peak_reserved_bytes,
+                "live_at_end_bytes": stats.requested_bytes,
+                "allocs": stats.allocations,
+                "frees": stats.frees,
+                "refusals": stats.refusals,
+            })
+        })
+        .collect();
+    json!({
+        "backend": machine.target.kind().name(),
+        "origin": machine.target.origin(),
+        "trace": {
+            "file": args.trace.display().to_string(),
+            "format": trace.format.name(),
+            "events": trace.events.len(),
+            "notes": trace.notes.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        },
+        "devices": devices,
+        "totals": {
+            "ops": run.ops,
+            "ns_per_op_mean": measured.mean_ns,
+            "ns_per_op_p50": measured.p50_ns,
+            "ns_per_op_p99": measured.p99_ns,
+            "refusals": run.refusals,
+        },
+        "refusals_by_reason": run.refusals_by_reason,
+        "first_refusal": run.first_refusal.as_ref().map(|(position, refusal)| {
+            json!({ "event": position + 1, "message": refusal.to_string() })
+        }),
+        "state_hash": format!("{:016x}", run.state_hash),
+        "verdict": verdict(run),
+        "incomplete": run.incomplete,
+    })
+}
+
+const RECORDED_JSONL: &str = "trace.jsonl";
+const RECORDED_SNAPSHOT: &str = "snapshot.pickle";
+
+fn check_record_directory(directory: &Path) -> Result<(), Failure> {
+    match fs::read_dir(directory).map(Iterator::count) {
+        Ok(0) => Ok(()),
+        Ok(_) => Err(Failure::usage(format!(
+            "--record {}: the directory is not empty; name a new one",
+            directory.display()
+        ))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Failure::usage(format!(
+            "--record {}: {error}; name a new directory",
+            directory.display()
+        ))),
+    }
+}
+
+fn write_recording(recording: &RecordedRun, directory: &Path) -> Result<(), Failure> {
+    let written = fs::create_dir_all(directory).and_then(|()| {
+        write_file(&directory.join(RECORDED_JSONL), |out| {
+            write_jsonl(recording, out)
+        })?;
+        for device in 0..u32::try_from(recording.devices.len()).unwrap_or(u32::MAX) {
+            let name = directory.join(format!("rmm-gpu{device}.csv"));
+            write_file(&name, |out| write_rmm_csv(recording, device, out))?;
+        }
+        let name = directory.join(RECORDED_SNAPSHOT);
+        write_file(&name, |out| write_pytorch_snapshot(recording, out))
+    });
+    written.map_err(|error| {
+        Failure::failed(format!(
+            "--record {}: {error}; check space and rights",
+            directory.display()
+        ))
+    })
+}
+
+fn write_file(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<fs::File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut out = BufWriter::new(fs::File::create(path)?);
+    fill(&mut out)?;
+    out.flush()
+}

@@ -1,0 +1,224 @@
+//! From the flags as typed to a machine, its budgets and the placement hint.
+
+use std::sync::Arc;
+
+use ds4_engine::alloc::placement::OrphanPolicy;
+use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Observer};
+use ds4_engine::device::{DeviceMask, Ordinal};
+use ds4_engine::selection::{Budget, Selection, SelectionFlags};
+use ds4_sim::{FaultPlan, SimConfig, SimDevice, Topology};
+
+use crate::cli::MachineArgs;
+use crate::exit::Exit;
+use crate::output::{Console, Failure};
+use crate::target::{BackendKind, Target};
+
+/// The machine of a run, ready to be opened as often as needed.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The devices, in the order of the selection.
+    pub target: Target,
+    /// Which devices were selected, and the placement hint.
+    pub selection: Selection,
+    /// Budgets, exclusion and policy.
+    pub config: AllocatorConfig,
+    plan: Option<FaultPlan>,
+}
+
+/// The shipped machine with unequal devices, for commands that show where memory goes.
+pub const MIXED: &str = "8x24g-mixed";
+
+/// The shipped machine with at least so many equal devices, for traces of real ones.
+#[must_use]
+pub fn roomy(devices: usize) -> &'static str {
+    if devices <= 2 { "2xh200" } else { "8xh200" }
+}
+
+impl Machine {
+    /// Resolves the flags; without --topology and --gpu-vram the machine is `otherwise`.
+    ///
+    /// # Errors
+    /// [`Failure`] with [`Exit::Usage`] for flags or files that are wrong,
+    /// [`Exit::NothingDone`] for devices that are not there.
+    pub fn resolve(args: &MachineArgs, otherwise: &str) -> Result<Self, Failure> {
+        let kind = backend_kind(args)?;
+        if kind != BackendKind::Sim {
+            return Err(Failure {
+                exit: Exit::NothingDone,
+                message: crate::target::TargetError::Absent(kind).to_string(),
+            });
+        }
+        let flags = SelectionFlags {
+            gpu: None,
+            gpu_devices: args.gpu_devices.as_deref(),
+            gpu_vram: args.gpu_vram.as_deref(),
+            gpu_reserve: args.gpu_reserve.as_deref(),
+            gpu_placement: args.gpu_placement.as_deref(),
+            gpu_exclude: args.gpu_exclude.as_deref(),
+        };
+        let sized = args.topology.is_none() && args.gpu_vram.as_deref().is_some_and(lists_sizes);
+        let topology = match (&args.topology, sized) {
+            (Some(name), _) => Some(Topology::load(name).map_err(Failure::usage)?),
+            (None, false) => Some(Topology::load(otherwise).map_err(Failure::usage)?),
+            (None, true) => None,
+        };
+        let present = topology
+            .as_ref()
+            .map(|topology| topology.config.devices.len());
+        let selection = Selection::parse(&flags, present).map_err(Failure::usage)?;
+        let ordinals: Vec<Ordinal> = selection
+            .devices
+            .iter()
+            .map(|device| device.ordinal)
+            .collect();
+        let sim = match topology {
+            Some(topology) => topology.config.select(&ordinals),
+            None => sized_machine(&selection),
+        };
+        let target = Target::simulated(sim).map_err(Failure::usage)?;
+        let config = allocator_config(&selection, args.strict_hints);
+        let plan = read_plan(args, target.backend().devices().len())?;
+        Ok(Self {
+            target,
+            selection,
+            config,
+            plan,
+        })
+    }
+
+    /// The line that every text output begins with.
+    #[must_use]
+    pub fn headline(&self) -> String {
+        format!("{}\n{}\n", self.target.origin(), self.selection)
+    }
+
+    /// The same machine in its first state, with its faults armed.
+    ///
+    /// # Errors
+    /// [`Failure`] if it cannot be opened.
+    pub fn fresh(&self) -> Result<Target, Failure> {
+        let target = self.target.fresh().map_err(Failure::failed)?;
+        if let (Some(plan), Some(sim)) = (&self.plan, target.sim()) {
+            sim.set_faults(plan.clone()).map_err(Failure::usage)?;
+        }
+        Ok(target)
+    }
+
+    /// Whether faults are planned.
+    #[must_use]
+    pub fn has_faults(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// An allocator on `target` with this machine's budgets.
+    ///
+    /// # Errors
+    /// [`Failure`] with the allocator's sentence.
+    pub fn allocator(
+        &self,
+        target: &Target,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Result<Allocator, Failure> {
+        let config = AllocatorConfig {
+            observer,
+            ..self.config.clone()
+        };
+        Allocator::new(Arc::clone(target.backend()), config).map_err(Failure::failed)
+    }
+
+    /// The placement hint, [`DeviceMask::EMPTY`] if none was given.
+    #[must_use]
+    pub fn placement(&self) -> DeviceMask {
+        self.selection.placement
+    }
+
+    /// Says which planned faults never fired, so that a plan that did nothing is noticed.
+    pub fn remark_faults(&self, target: &Target, console: &Console) {
+        let Some(sim) = target.sim().filter(|_| self.plan.is_some()) else {
+            return;
+        };
+        for fault in sim.fault_report() {
+            if fault.fired == 0 {
+                let why = if fault.enabled {
+                    "never fired"
+                } else {
+                    "was switched off by the swarm"
+                };
+                console.remark(&format!(
+                    "fault {} ({}) {why}: {} calls matched",
+                    fault.entry,
+                    fault.kind.name(),
+                    fault.matched
+                ));
+            }
+        }
+    }
+}
+
+fn backend_kind(args: &MachineArgs) -> Result<BackendKind, Failure> {
+    let Some(name) = args.backend.as_deref().filter(|name| !name.is_empty()) else {
+        return Ok(BackendKind::Sim);
+    };
+    BackendKind::from_name(name).ok_or_else(|| {
+        Failure::usage(format!(
+            "--backend (or DS4_BACKEND): '{name}' is no backend; use sim, cuda or hip"
+        ))
+    })
+}
+
+fn lists_sizes(vram: &str) -> bool {
+    vram.trim() != "auto"
+}
+
+/// Simulated devices that have just what `--gpu-vram` says.
+fn sized_machine(selection: &Selection) -> SimConfig {
+    let devices = selection.devices.iter().map(|device| match device.budget {
+        Budget::Bytes(bytes) => SimDevice::new(bytes),
+        Budget::Auto => SimDevice::new(24 << 30),
+    });
+    let devices: Vec<SimDevice> = devices.collect();
+    let plural = if devices.len() == 1 { "" } else { "s" };
+    let machine = format!("of {} GPU{plural} as given", devices.len());
+    let mut config = SimConfig::new(&machine, devices);
+    config.ordinals = selection
+        .devices
+        .iter()
+        .map(|device| device.ordinal)
+        .collect();
+    config
+}
+
+fn allocator_config(selection: &Selection, strict_hints: bool) -> AllocatorConfig {
+    let budgets = selection.devices.iter().map(|device| DeviceBudget {
+        configured_bytes: match device.budget {
+            Budget::Auto => None,
+            Budget::Bytes(bytes) => Some(bytes),
+        },
+        reserve_bytes: device.reserve_bytes,
+    });
+    AllocatorConfig {
+        budgets: budgets.collect(),
+        excluded: selection.excluded(),
+        orphans: if strict_hints {
+            OrphanPolicy::Refuse
+        } else {
+            OrphanPolicy::LeastLoaded
+        },
+        ..AllocatorConfig::default()
+    }
+}
+
+fn read_plan(args: &MachineArgs, devices: usize) -> Result<Option<FaultPlan>, Failure> {
+    let Some(path) = &args.faults else {
+        return Ok(None);
+    };
+    let name = path.display().to_string();
+    let json = std::fs::read(path).map_err(|error| {
+        Failure::usage(format!(
+            "{name}: the fault plan cannot be read ({error}); check the path"
+        ))
+    })?;
+    let plan = FaultPlan::from_json(&json, &name).map_err(Failure::usage)?;
+    plan.check_devices(devices).map_err(Failure::usage)?;
+    Ok(Some(plan))
+}
