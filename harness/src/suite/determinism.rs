@@ -4,8 +4,9 @@ use ds4_engine::bytes::MIB;
 use ds4_engine::device::DeviceMask;
 
 use super::Suite::Determinism;
-use super::campaign::{draw, play};
+use super::campaign::play;
 use super::churn::Churn;
+use super::draw::draw;
 use super::rng::Rng;
 use super::trial::{Check, Failure, Held, Needs, Trial, hold};
 use super::world::{Setup, World};

@@ -1,7 +1,8 @@
 //! Random operations under random faults, then without; and what such a campaign must have met.
 
 use super::Suite::Faults;
-use super::campaign::{draw, play_safely};
+use super::campaign::play_safely;
+use super::draw::draw;
 use super::script::Script;
 use super::shrink::shrink;
 use super::trial::{Check, Failure, Held, Needs, Trial, hold};

@@ -8,6 +8,7 @@
 mod campaign;
 mod churn;
 mod determinism;
+mod draw;
 mod faults;
 pub mod junit;
 mod model;

@@ -100,7 +100,7 @@ impl Search<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::campaign::draw;
+    use super::super::draw::draw;
     use super::*;
 
     #[test]

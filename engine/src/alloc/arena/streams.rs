@@ -200,9 +200,11 @@ impl Streams {
 
     /// Waits for all work of all streams; the first error says that a stream may still be busy.
     pub(super) fn synchronize(&self, backend: &dyn Backend) -> Result<(), BackendError> {
-        self.known.iter().fold(Ok(()), |so_far, stream| {
-            so_far.and(backend.synchronize(self.device, *stream))
-        })
+        let mut result = Ok(());
+        for stream in &self.known {
+            result = result.and(backend.synchronize(self.device, *stream));
+        }
+        result
     }
 
     /// Takes over an event that nothing waits for and that could not be removed.
@@ -212,16 +214,13 @@ impl Streams {
 
     /// Waits for all work and removes every event.
     pub(super) fn close(&mut self, backend: &dyn Backend) -> Result<(), BackendError> {
-        let waited = self.synchronize(backend);
+        let mut result = self.synchronize(backend);
         let sealed = self.slots.iter_mut().filter_map(|slot| slot.event.take());
         let deferred = self.deferred.drain(..).flat_map(|deferred| deferred.events);
-        let strays = self.strays.drain(..);
-        sealed
-            .chain(deferred)
-            .chain(strays)
-            .fold(waited, |so_far, event| {
-                so_far.and(backend.destroy_event(self.device, event))
-            })
+        for event in sealed.chain(deferred).chain(self.strays.drain(..)) {
+            result = result.and(backend.destroy_event(self.device, event));
+        }
+        result
     }
 
     /// Opens a block at once, whatever streams use it: of a device that is lost.

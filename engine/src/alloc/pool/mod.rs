@@ -626,6 +626,10 @@ impl Pool {
             record.prev = NONE;
         }
         record.set(state, 0, 0);
+        // A wall counts as used, and the id of the last block here must not name it.
+        record.generation = record
+            .generation
+            .wrapping_add(u32::from(state == State::Used));
         self.last = node;
         node
     }

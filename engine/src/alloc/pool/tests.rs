@@ -412,3 +412,19 @@ fn a_page_limit_turns_to_another_hole_before_it_refuses() {
         Some(offset)
     );
 }
+
+#[test]
+fn a_stale_id_never_names_the_wall_between_two_regions() {
+    let mut pool = Pool::new(None);
+    pool.extend(64, true);
+    let (first, _) = pool.allocate(Want::units(8)).unwrap();
+    let (second, _) = pool.allocate(Want::units(8)).unwrap();
+    pool.free(second).unwrap();
+    pool.free(first).unwrap();
+    // The wall takes over the number of one of the freed blocks.
+    pool.extend(64, true);
+    for stale in [first, second] {
+        assert!(pool.free(stale).is_err());
+    }
+    pool.check().unwrap();
+}

@@ -1,11 +1,13 @@
 //! An allocator over fresh devices, with everything it does checked against the model.
 
+mod judged;
+
 use std::sync::Arc;
 
 use ds4_engine::alloc::placement::OrphanPolicy;
 use ds4_engine::alloc::{
     AllocError, Allocation, Allocator, AllocatorConfig, CopyPath, CopyReport, DeviceBudget,
-    FreeError, Handle, Refusal, RefusalCause, RefusalReason, Request,
+    FreeError, Handle, Refusal, Request,
 };
 use ds4_engine::backend::{Backend, EventId};
 use ds4_engine::bytes::MIB;
@@ -18,12 +20,8 @@ use crate::target::Target;
 
 /// Budgets of the worlds' devices in MiB, uneven on purpose; a device takes entry `id % 8`.
 const BUDGETS_MIB: [u64; 8] = [48, 32, 64, 24, 80, 40, 56, 16];
-/// The most bytes of a block that its first use writes where no simulator stands in for a kernel.
-const FILL_BYTES: u64 = 64 << 10;
 /// So often a wait is tried again while faults are at work.
 const MOST_ATTEMPTS: u32 = 64;
-/// How long a block's first use takes in a simulated world, in nanoseconds.
-const USE_NS: u64 = 20_000;
 
 /// How a world is set up.
 #[derive(Clone, Debug, Default)]
@@ -286,38 +284,6 @@ impl World {
         Ok(owned)
     }
 
-    fn check_shape(&self, request: &Request, allocation: &Allocation) -> Held {
-        let Allocation {
-            device,
-            offset_bytes,
-            bytes,
-            reserved_bytes,
-            ..
-        } = *allocation;
-        let align = request.align_bytes.max(256);
-        hold!(
-            offset_bytes % align == 0,
-            "offset {offset_bytes} is not aligned to {align}"
-        );
-        hold!(
-            allocation.address.0 % align == 0,
-            "address {} is not aligned to {align}",
-            allocation.address
-        );
-        hold!(
-            bytes == request.bytes && reserved_bytes >= bytes && reserved_bytes - bytes < 256,
-            "{bytes} bytes in {reserved_bytes} for a request of {}",
-            request.bytes
-        );
-        let used = self.allocator.stats(device).map(|stats| stats.used_bytes);
-        let expected = self.used(device) + reserved_bytes;
-        hold!(
-            used == Some(expected),
-            "{device} says {used:?} bytes used, {expected} are"
-        );
-        Ok(())
-    }
-
     fn tell_ledger(&self, owned: &Owned, order: &[DeviceId]) {
         if let Some(sim) = self.sim() {
             let block = LedgerBlock {
@@ -329,113 +295,6 @@ impl World {
             sim.ledger()
                 .on_allocation(block, order.iter().copied().collect());
         }
-    }
-
-    /// Writes to a block on its stream, so that memory still in use elsewhere shows as a race.
-    fn first_use(&self, owned: &Owned) -> Held {
-        let Allocation {
-            device,
-            address,
-            bytes,
-            ..
-        } = owned.allocation;
-        let used = match self.sim() {
-            Some(sim) => sim.touch(device, owned.stream, address, bytes, USE_NS),
-            None => {
-                let bytes = bytes.min(FILL_BYTES);
-                self.target
-                    .backend()
-                    .fill(device, address, bytes, 0xA5, owned.stream)
-            }
-        };
-        match used {
-            Err(error) if !self.faulty && !self.lost.contains(device) => Err(Failure::Broken(
-                format!("a granted block cannot be used: {error}"),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_refusal(
-        &mut self,
-        request: &Request,
-        refusal: &Refusal,
-        order: &[DeviceId],
-        hash: u64,
-    ) -> Held {
-        self.tally.refusals += 1;
-        let now = self.allocator.state_hash();
-        hold!(
-            now == hash,
-            "the state changed from {hash:#x} to {now:#x} at: {refusal}"
-        );
-        hold!(
-            refusal.bytes == request.bytes && refusal.mask == request.mask,
-            "the refusal names another request: {refusal}"
-        );
-        match &refusal.cause {
-            RefusalCause::Orphaned { .. } | RefusalCause::Excluded { .. } => {
-                hold!(
-                    order.is_empty(),
-                    "candidates {order:?} were not tried: {refusal}"
-                );
-                return Ok(());
-            }
-            RefusalCause::Tried(tried) => {
-                let devices: Vec<DeviceId> =
-                    tried.iter().map(|candidate| candidate.device).collect();
-                hold!(
-                    devices == order,
-                    "tried {devices:?}, the candidates are {order:?}"
-                );
-                for candidate in tried {
-                    let device = candidate.device;
-                    let figures = (candidate.used_bytes, candidate.budget_bytes);
-                    let expected = (self.used(device), self.budget(device));
-                    hold!(
-                        figures == expected,
-                        "{device} has {expected:?} used and budget, not {figures:?}"
-                    );
-                    self.check_reason(request, device, &candidate.reason)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn check_reason(
-        &mut self,
-        request: &Request,
-        device: DeviceId,
-        reason: &RefusalReason,
-    ) -> Held {
-        let over = request.bytes > self.budget(device).saturating_sub(self.used(device));
-        let fits = |free| self.could_hold(device, request, free);
-        let (situation, right) = match reason {
-            RefusalReason::Budget => ("refusal: budget", over),
-            RefusalReason::Fragmentation { .. } => ("refusal: fragmentation", !fits(u64::MAX)),
-            RefusalReason::AddressSpace { .. } => ("refusal: address space", !fits(u64::MAX)),
-            RefusalReason::DriverOutOfMemory { .. } => (
-                "refusal: memory taken by another process",
-                self.faulty || !fits(self.driver_free(device)),
-            ),
-            RefusalReason::DeviceLost { .. } => (
-                "refusal: device lost",
-                self.faulty || self.lost.contains(device),
-            ),
-            RefusalReason::Injected { .. } => ("refusal: injected", self.faulty),
-            RefusalReason::Driver { .. } => ("refusal: driver", self.faulty),
-            RefusalReason::UnknownStream { .. } => ("refusal: unknown stream", true),
-        };
-        hold!(
-            right,
-            "{device} refuses {request:?} for a wrong reason: {reason:?}"
-        );
-        if matches!(reason, RefusalReason::DeviceLost { .. }) {
-            self.lost = self.lost.or(DeviceMask::only(device));
-        }
-        self.tally.met(situation);
-        Ok(())
     }
 
     /// Frees the live block at `index`; says whether it was taken back.
