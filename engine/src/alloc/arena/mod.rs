@@ -54,7 +54,7 @@ pub(super) struct Arena {
     addresses: Option<AddressTable>,
     /// What the driver said when the device was lost. It stays lost, although memory that is
     /// mapped already could be handed out without asking the driver.
-    lost: Option<String>,
+    lost: Option<Box<str>>,
     pub(super) stats: PoolStats,
 }
 
@@ -150,8 +150,7 @@ impl Arena {
         ask: &Ask,
     ) -> Result<Granted, RefusalReason> {
         if let Some(detail) = &self.lost {
-            let detail = detail.clone();
-            return Err(RefusalReason::DeviceLost { detail });
+            return Err(lost(detail));
         }
         if !self.streams.knows(ask.stream) {
             return Err(RefusalReason::UnknownStream { stream: ask.stream });
@@ -425,7 +424,7 @@ impl Arena {
                 }
             }
             BackendError::DeviceLost { detail, .. } => {
-                self.lost = Some(detail.clone());
+                self.lost = Some(detail.clone().into_boxed_str());
                 RefusalReason::DeviceLost { detail }
             }
             error @ (BackendError::Unsupported { .. } | BackendError::Driver { .. }) => {
@@ -535,17 +534,11 @@ impl Arena {
         id: BlockId,
         block: Block,
     ) -> Result<(), FreeError> {
-        let released = self
+        if let Err(error) = self
             .streams
-            .release(backend, &mut self.pool, id.node, block.owner);
-        match released {
-            Ok(()) => {}
-            // Nothing uses a lost device's memory any more, and nobody will get it again.
-            Err(BackendError::DeviceLost { detail, .. }) => {
-                self.lost = Some(detail);
-                self.streams.release_lost(&mut self.pool, id.node);
-            }
-            Err(error) => return Err(FreeError::Backend(error)),
+            .release(backend, &mut self.pool, id.node, block.owner)
+        {
+            self.release_from_lost(id, error)?;
         }
         let bytes = u64::from(block.units) * UNIT_BYTES;
         self.stats
@@ -553,6 +546,17 @@ impl Arena {
         if let Some(addresses) = &mut self.addresses {
             addresses.remove(block.offset);
         }
+        Ok(())
+    }
+
+    /// Nothing uses a lost device's memory any more, and nobody will get it again.
+    #[cold]
+    fn release_from_lost(&mut self, id: BlockId, error: BackendError) -> Result<(), FreeError> {
+        let BackendError::DeviceLost { detail, .. } = error else {
+            return Err(FreeError::Backend(error));
+        };
+        self.lost = Some(detail.into_boxed_str());
+        self.streams.release_lost(&mut self.pool, id.node);
         Ok(())
     }
 
@@ -651,6 +655,12 @@ impl Arena {
             ..self.stats
         }
     }
+}
+
+#[cold]
+fn lost(detail: &str) -> RefusalReason {
+    let detail = detail.to_owned();
+    RefusalReason::DeviceLost { detail }
 }
 
 fn units_of(bytes: u64) -> u32 {
