@@ -1,2 +1,15 @@
-//! CPU references of the device kernels.
+//! The device kernels' CPU references: what each kernel must leave in memory.
+//!
+//! A kernel on a device is right if its output equals these, byte for byte. Device sources are not
+//! here yet; the references come first, because simulated devices execute them.
 #![forbid(unsafe_code)]
+
+mod add;
+mod checksum;
+mod fill;
+mod pattern;
+
+pub use add::add_f32;
+pub use checksum::checksum;
+pub use fill::fill;
+pub use pattern::{Mismatch, Pattern};

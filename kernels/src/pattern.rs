@@ -1,0 +1,107 @@
+//! Patterns that memory is written with and checked against.
+
+use crate::checksum::mix;
+
+/// What the 64-bit word at each position should hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Its own position: shows address lines that are stuck or crossed.
+    OwnAddress,
+    /// `word` and, at odd positions, its complement: with both, every bit is seen as 0 and as 1.
+    MovingInversion {
+        /// The word at even positions.
+        word: u64,
+    },
+    /// A random number made from seed and position: any part can be checked by itself.
+    Random {
+        /// The seed.
+        seed: u64,
+    },
+}
+
+/// The first word that does not hold what it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Its position, in words of 8 bytes.
+    pub position: u64,
+    /// What it should hold.
+    pub expected: u64,
+    /// What it holds.
+    pub found: u64,
+}
+
+impl Pattern {
+    /// The word at a position, counted in words of 8 bytes.
+    #[must_use]
+    pub fn word(self, position: u64) -> u64 {
+        match self {
+            Self::OwnAddress => position,
+            Self::MovingInversion { word } if position.is_multiple_of(2) => word,
+            Self::MovingInversion { word } => !word,
+            Self::Random { seed } => mix(seed ^ mix(position)),
+        }
+    }
+
+    /// Writes the words from `first_position` on, little-endian.
+    pub fn write(self, memory: &mut [[u8; 8]], first_position: u64) {
+        for (word, position) in memory.iter_mut().zip(first_position..) {
+            *word = self.word(position).to_le_bytes();
+        }
+    }
+
+    /// Checks the words from `first_position` on.
+    ///
+    /// # Errors
+    /// The first [`Mismatch`].
+    pub fn check(self, memory: &[[u8; 8]], first_position: u64) -> Result<(), Mismatch> {
+        for (bytes, position) in memory.iter().zip(first_position..) {
+            let (expected, found) = (self.word(position), u64::from_le_bytes(*bytes));
+            if found != expected {
+                return Err(Mismatch {
+                    position,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATTERNS: [Pattern; 3] = [
+        Pattern::OwnAddress,
+        Pattern::MovingInversion {
+            word: 0x00FF_00FF_00FF_00FF,
+        },
+        Pattern::Random { seed: 7 },
+    ];
+
+    #[test]
+    fn what_a_pattern_writes_it_accepts_from_any_position() {
+        for pattern in PATTERNS {
+            let mut memory = [[0xA5; 8]; 100];
+            pattern.write(&mut memory, 1000);
+            assert_eq!(pattern.check(&memory, 1000), Ok(()));
+            assert_eq!(pattern.check(&memory[30..], 1030), Ok(()));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found_where_it_is() {
+        for pattern in PATTERNS {
+            let mut memory = [[0; 8]; 4];
+            pattern.write(&mut memory, 0);
+            for bit in 0..4 * 64 {
+                memory[bit / 64][bit / 8 % 8] ^= 1 << (bit % 8);
+                let found = pattern.check(&memory, 0).unwrap_err();
+                assert_eq!(found.position, bit as u64 / 64);
+                assert_eq!((found.expected ^ found.found).count_ones(), 1);
+                memory[bit / 64][bit / 8 % 8] ^= 1 << (bit % 8);
+            }
+        }
+    }
+}
