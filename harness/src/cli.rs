@@ -15,7 +15,7 @@ Examples:
 
 Devices are simulated unless --backend names a real one. Exit codes: 0 ok, 1 a check failed or a
 request was refused, 2 usage, 3 regression, 4 nothing done or no device, 70 internal error,
-124 deadline, 130 interrupted.";
+75 busy, 124 deadline, 130 interrupted.";
 
 /// Places device memory on the GPUs you allow, refuses honestly and recovers: prove it, replay
 /// real traces, plan models.
@@ -122,7 +122,7 @@ Examples:
     #[command(after_help = "Example: ds4 decode --tensor-size 16M --steps 32")]
     Decode(WorkloadArgs),
     /// Measure, with other allocators on the same operations in the same run.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example: ds4 bench alloc --quick")]
     Bench(BenchCommand),
 }
 
@@ -146,7 +146,7 @@ pub struct CheckArgs {
     /// The seed of all random campaigns.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// How many random histories each randomised check runs; 64 if absent.
+    /// How many random histories each randomised check runs; 256 if absent.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub cases: Option<u32>,
     /// Run the recorded operations of a failed check again, and nothing else.
@@ -203,7 +203,7 @@ pub struct WorkloadArgs {
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Allocation and free, by mask, size and number of live blocks.
-    #[command(after_help = "Example: ds4 bench alloc --format json")]
+    #[command(after_help = "Example: ds4 bench alloc --quick --only mask")]
     Alloc(BenchArgs),
 }
 

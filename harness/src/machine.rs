@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ds4_engine::alloc::placement::OrphanPolicy;
 use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Observer};
+use ds4_engine::bytes::format_bytes;
 use ds4_engine::device::{DeviceMask, Ordinal};
 use ds4_engine::selection::{Budget, Selection, SelectionFlags};
 use ds4_sim::{FaultPlan, SimConfig, SimDevice, Topology};
@@ -73,7 +74,7 @@ impl Machine {
             .collect();
         let sim = match topology {
             Some(topology) => topology.config.select(&ordinals),
-            None => sized_machine(&selection),
+            None => sized_machine(&selection)?,
         };
         let target = Target::simulated(sim).map_err(Failure::usage)?;
         let config = allocator_config(&selection, args.strict_hints);
@@ -132,26 +133,61 @@ impl Machine {
         self.selection.placement
     }
 
-    /// Says which planned faults never fired, so that a plan that did nothing is noticed.
+    /// Says what became of each planned fault, so that a plan that did nothing is noticed.
     pub fn remark_faults(&self, target: &Target, console: &Console) {
         let Some(sim) = target.sim().filter(|_| self.plan.is_some()) else {
             return;
         };
         for fault in sim.fault_report() {
-            if fault.fired == 0 {
-                let why = if fault.enabled {
-                    "never fired"
-                } else {
-                    "was switched off by the swarm"
-                };
-                console.remark(&format!(
-                    "fault {} ({}) {why}: {} calls matched",
-                    fault.entry,
-                    fault.kind.name(),
-                    fault.matched
-                ));
-            }
+            let (entry, name) = (fault.entry, fault.kind.name());
+            console.remark(&if fault.enabled {
+                format!(
+                    "fault {entry} ({name}) fired {} of {} times",
+                    fault.fired, fault.matched
+                )
+            } else {
+                format!("fault {entry} ({name}) was switched off by the swarm")
+            });
         }
+    }
+}
+
+/// The flags of [`MachineArgs`] that only some commands use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    /// --faults
+    Faults,
+    /// --gpu-placement, --gpu-exclude, --gpu-reserve and --strict-hints
+    Hints,
+    /// --gpu-devices and --gpu-vram
+    Devices,
+    /// --topology
+    Topology,
+}
+
+/// Refuses flags that a command would otherwise ignore.
+///
+/// # Errors
+/// [`Failure`] that names the flag and the command.
+pub fn refuse_flags(args: &MachineArgs, flags: &[Flag], command: &str) -> Result<(), Failure> {
+    let given = [
+        (Flag::Faults, "--faults", args.faults.is_some()),
+        (Flag::Hints, "--gpu-placement", args.gpu_placement.is_some()),
+        (Flag::Hints, "--gpu-exclude", args.gpu_exclude.is_some()),
+        (Flag::Hints, "--gpu-reserve", args.gpu_reserve.is_some()),
+        (Flag::Hints, "--strict-hints", args.strict_hints),
+        (Flag::Devices, "--gpu-devices", args.gpu_devices.is_some()),
+        (Flag::Devices, "--gpu-vram", args.gpu_vram.is_some()),
+        (Flag::Topology, "--topology", args.topology.is_some()),
+    ];
+    match given
+        .iter()
+        .find(|(flag, _, given)| *given && flags.contains(flag))
+    {
+        Some((_, name, _)) => Err(Failure::usage(format!(
+            "{command} does not use {name}; leave it out"
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -171,12 +207,24 @@ fn lists_sizes(vram: &str) -> bool {
 }
 
 /// Simulated devices that have just what `--gpu-vram` says.
-fn sized_machine(selection: &Selection) -> SimConfig {
-    let devices = selection.devices.iter().map(|device| match device.budget {
-        Budget::Bytes(bytes) => SimDevice::new(bytes),
-        Budget::Auto => SimDevice::new(24 << 30),
-    });
-    let devices: Vec<SimDevice> = devices.collect();
+fn sized_machine(selection: &Selection) -> Result<SimConfig, Failure> {
+    let mut devices = Vec::new();
+    for device in &selection.devices {
+        let Budget::Bytes(bytes) = device.budget else {
+            continue;
+        };
+        let simulated = SimDevice::new(bytes);
+        let least = simulated.page_bytes.unwrap_or(simulated.granularity_bytes);
+        if bytes < least {
+            return Err(Failure::usage(format!(
+                "--gpu-vram: {} for {} is less than a page; give at least {}",
+                format_bytes(bytes),
+                device.id,
+                format_bytes(least)
+            )));
+        }
+        devices.push(simulated);
+    }
     let plural = if devices.len() == 1 { "" } else { "s" };
     let machine = format!("of {} GPU{plural} as given", devices.len());
     let mut config = SimConfig::new(&machine, devices);
@@ -185,7 +233,7 @@ fn sized_machine(selection: &Selection) -> SimConfig {
         .iter()
         .map(|device| device.ordinal)
         .collect();
-    config
+    Ok(config)
 }
 
 fn allocator_config(selection: &Selection, strict_hints: bool) -> AllocatorConfig {

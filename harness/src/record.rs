@@ -36,7 +36,7 @@ pub(crate) fn recorded_run(seen: &[Seen], replay: &Replay, allocator: &Allocator
         .map(|((device, stats), extent)| {
             let blocks = allocator.blocks(*device).into_iter();
             RecordedDevice {
-                capacity_bytes: stats.budget_bytes.max(extent.1),
+                capacity_bytes: extent.1.max(stats.peak_reserved_bytes),
                 base_address: extent.0,
                 blocks_at_end: blocks
                     .filter(|block| block.state == BlockState::Live)

@@ -8,6 +8,7 @@ use ds4_engine::alloc::{
 };
 use ds4_engine::backend::BackendError;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
+use ds4_engine::hash::StateHash;
 use std::fmt;
 
 use crate::trace::{Trace, TraceAction};
@@ -38,7 +39,7 @@ pub struct Replay {
     pub devices: Vec<(DeviceId, PoolStats)>,
     /// Where each device's pool begins and how far blocks reached into it, in bytes.
     pub extents: Vec<(u64, u64)>,
-    /// A hash of the live blocks and their places at the end.
+    /// A hash of where every block went, what was refused, and the live blocks at the end.
     pub state_hash: u64,
     /// The replay was ended early.
     pub incomplete: bool,
@@ -123,7 +124,8 @@ pub fn replay(
     }
     let report = allocator.report();
     let mut replay = run.replay;
-    (replay.devices, replay.state_hash) = (report.devices, report.state_hash);
+    replay.devices = report.devices;
+    replay.state_hash = run.history.word(report.state_hash).finish();
     Ok(replay)
 }
 
@@ -176,6 +178,7 @@ struct Run<'a> {
     /// By the trace's block number; `None` for blocks that were refused.
     live: Vec<Option<(Allocation, StreamId)>>,
     replay: Replay,
+    history: StateHash,
 }
 
 impl<'a> Run<'a> {
@@ -195,6 +198,7 @@ impl<'a> Run<'a> {
             allocator,
             live: vec![None; blocks],
             replay,
+            history: StateHash::default(),
         }
     }
 
@@ -202,6 +206,8 @@ impl<'a> Run<'a> {
         self.replay.ops += 1;
         match self.allocator.allocate(request) {
             Ok(allocation) => {
+                let device = allocation.device.index() as u64;
+                self.history.word(device).word(allocation.offset_bytes);
                 let extent = self.replay.extents.get_mut(allocation.device.index());
                 if let Some((base, reach)) = extent {
                     *base = allocation.address.0 - allocation.offset_bytes;
@@ -225,6 +231,7 @@ impl<'a> Run<'a> {
 
     fn note_refusal(&mut self, position: usize, refusal: Refusal) {
         self.replay.refusals += 1;
+        self.history.word(u64::MAX);
         let mut labels: Vec<&'static str> = match &refusal.cause {
             RefusalCause::Orphaned { .. } => vec!["orphaned"],
             RefusalCause::Excluded { .. } => vec!["excluded"],

@@ -54,6 +54,8 @@ pub struct WorkloadRun {
     pub refusal: Option<(&'static str, Refusal)>,
     /// Where a relaxed hint would place the refused tensor; `None` if nowhere.
     pub relaxed_to: Option<DeviceId>,
+    /// What ended the run if it was no refusal.
+    pub failure: Option<String>,
     /// Steps that were completed.
     pub steps_done: u32,
     /// The run was ended early.
@@ -66,11 +68,9 @@ enum Halt {
     Broken(String),
 }
 
-/// Runs a workload; a refusal ends it and is part of the result.
-///
-/// # Errors
-/// A sentence, for errors that are not refusals.
-pub fn run(allocator: &Allocator, shape: &Shape, stop: &AtomicBool) -> Result<WorkloadRun, String> {
+/// Runs a workload; a refusal or another error ends it and is part of the result.
+#[must_use]
+pub fn run(allocator: &Allocator, shape: &Shape, stop: &AtomicBool) -> WorkloadRun {
     let mut work = Work {
         allocator,
         shape,
@@ -78,13 +78,13 @@ pub fn run(allocator: &Allocator, shape: &Shape, stop: &AtomicBool) -> Result<Wo
     };
     match work.steps(stop) {
         Ok(()) => {}
-        Err(Halt::Broken(error)) => return Err(error),
+        Err(Halt::Broken(error)) => work.run.failure = Some(error),
         Err(Halt::Refused(kind, refusal)) => {
             work.run.relaxed_to = relaxed(allocator, shape, refusal.bytes);
             work.run.refusal = Some((kind, refusal));
         }
     }
-    Ok(work.run)
+    work.run
 }
 
 /// Where the request would go if any device were allowed.

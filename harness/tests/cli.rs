@@ -47,7 +47,10 @@ fn assert_golden(name: &str, found: &str) {
     settings.set_snapshot_path(golden().join("cli"));
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
-    settings.add_filter(r"\d+ ns each \(p50 \d+, p99 \d+ with the clock\)", "[time]");
+    settings.add_filter(
+        r"\d+ ns each on average; one by one p50 \d+ ns, p99 \d+ ns",
+        "[time]",
+    );
     settings.add_filter(r"trace: .*/golden/", "trace: golden/");
     settings.bind(|| insta::assert_snapshot!(name, found));
 }

@@ -143,6 +143,21 @@ pub enum RefusalReason {
 }
 
 impl RefusalReason {
+    /// Whether freeing memory could help.
+    #[must_use]
+    pub fn is_memory(&self) -> bool {
+        match self {
+            Self::Budget
+            | Self::Fragmentation { .. }
+            | Self::AddressSpace { .. }
+            | Self::DriverOutOfMemory { .. } => true,
+            Self::DeviceLost { .. }
+            | Self::Injected { .. }
+            | Self::Driver { .. }
+            | Self::UnknownStream { .. } => false,
+        }
+    }
+
     /// The reason in one word, for tables and counters.
     #[must_use]
     pub fn label(&self) -> &'static str {
@@ -225,13 +240,32 @@ impl fmt::Display for Refusal {
                 self.mask
             ),
             RefusalCause::Tried(candidates) => {
-                write!(f, "refused {asked} on mask {}: ", self.mask)?;
+                match self.mask {
+                    DeviceMask::EMPTY | DeviceMask::ALL => {
+                        write!(f, "refused {asked} on any device: ")?;
+                    }
+                    mask => write!(f, "refused {asked} on mask {mask}: ")?,
+                }
                 for (position, candidate) in candidates.iter().enumerate() {
                     write!(f, "{}{candidate}", if position == 0 { "" } else { "; " })?;
                 }
-                write!(f, "; free memory there or allow another device")
+                f.write_str(remedy(self.mask, candidates))
             }
         }
+    }
+}
+
+/// What the caller can do, by the reasons and by whether the hint could be wider.
+fn remedy(mask: DeviceMask, candidates: &[CandidateRefusal]) -> &'static str {
+    let memory = candidates
+        .iter()
+        .any(|candidate| candidate.reason.is_memory());
+    let wider = mask != DeviceMask::EMPTY && mask != DeviceMask::ALL;
+    match (memory, wider) {
+        (true, true) => "; free memory there or allow another device",
+        (true, false) => "; free memory there",
+        (false, true) => "; allow another device",
+        (false, false) => "",
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::device::{DeviceAddress, DeviceId, DeviceMask, StreamId};
 
-use super::error::Refusal;
+use super::error::{Refusal, RefusalCause};
 use super::request::{Allocation, Handle, Request};
 
 /// Something that an allocator did.
@@ -71,7 +71,7 @@ pub struct RecordedEvent {
     pub time_us: u64,
     /// What happened.
     pub kind: RecordedKind,
-    /// Where; `None` for a refusal, which has no device.
+    /// Where; a refusal has the first candidate and no address, or nothing without candidates.
     pub place: Option<(DeviceId, DeviceAddress)>,
     /// The bytes asked for.
     pub bytes: u64,
@@ -130,8 +130,13 @@ impl Observer for Recorder {
                 *bytes,
                 *stream,
             ),
-            AllocatorEvent::Refused { request, .. } => {
-                (RecordedKind::Refused, None, request.bytes, request.stream)
+            AllocatorEvent::Refused { request, refusal } => {
+                let first = match &refusal.cause {
+                    RefusalCause::Tried(candidates) => candidates.first(),
+                    RefusalCause::Orphaned { .. } | RefusalCause::Excluded { .. } => None,
+                };
+                let place = first.map(|candidate| (candidate.device, DeviceAddress(0)));
+                (RecordedKind::Refused, place, request.bytes, request.stream)
             }
             AllocatorEvent::OrphanedHint { .. } => return,
         };

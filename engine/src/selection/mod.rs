@@ -111,6 +111,19 @@ impl Selection {
             .collect()
     }
 
+    /// Whether the devices are the driver's first ones in its order, all alike and all in use.
+    fn is_plain(&self) -> bool {
+        let Some(first) = self.devices.first() else {
+            return false;
+        };
+        self.devices.iter().enumerate().all(|(place, device)| {
+            device.ordinal.0 as usize == place
+                && !device.excluded
+                && device.budget == first.budget
+                && device.reserve_bytes == first.reserve_bytes
+        })
+    }
+
     /// The set of devices that may be used: in the placement and not excluded.
     #[must_use]
     pub fn usable(&self) -> DeviceMask {
@@ -124,23 +137,42 @@ impl Selection {
     }
 }
 
+/// How much of a device may be used, in words.
+struct Share<'a>(&'a SelectedDevice);
+
+impl fmt::Display for Share<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.budget {
+            Budget::Auto => f.write_str("all that is free")?,
+            Budget::Bytes(bytes) => f.write_str(&format_bytes(bytes))?,
+        }
+        if self.0.reserve_bytes > 0 {
+            write!(f, " less {}", format_bytes(self.0.reserve_bytes))?;
+        }
+        Ok(())
+    }
+}
+
 /// The line that a command echoes, so that both numberings are seen before anything happens.
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("devices: ")?;
-        for (place, device) in self.devices.iter().enumerate() {
-            if place > 0 {
-                f.write_str(", ")?;
+        match self.devices.as_slice() {
+            [first, .., last] if self.is_plain() => {
+                write!(f, "{} to {} ({} each)", first.id, last.id, Share(first))?;
             }
-            write!(f, "{} = device {} (", device.id, device.ordinal)?;
-            match device.budget {
-                Budget::Auto => f.write_str("all that is free")?,
-                Budget::Bytes(bytes) => f.write_str(&format_bytes(bytes))?,
+            devices => {
+                for (place, device) in devices.iter().enumerate() {
+                    let comma = if place > 0 { ", " } else { "" };
+                    let excluded = if device.excluded { ", excluded" } else { "" };
+                    let (id, ordinal) = (device.id, device.ordinal);
+                    write!(
+                        f,
+                        "{comma}{id} = device {ordinal} ({}{excluded})",
+                        Share(device)
+                    )?;
+                }
             }
-            if device.reserve_bytes > 0 {
-                write!(f, " less {}", format_bytes(device.reserve_bytes))?;
-            }
-            f.write_str(if device.excluded { ", excluded)" } else { ")" })?;
         }
         if self.placement.is_empty() {
             f.write_str("; placement any")

@@ -5,6 +5,7 @@ use serde_json::json;
 use crate::bench::{Options, measure};
 use crate::cli::{BenchArgs, MachineArgs};
 use crate::exit::Exit;
+use crate::machine::{Flag, refuse_flags};
 use crate::output::{Console, Failure, Outcome};
 
 /// Measures the allocator.
@@ -13,6 +14,8 @@ pub(super) fn alloc(
     args: &BenchArgs,
     console: &Console,
 ) -> Result<Outcome, Failure> {
+    let unused = [Flag::Faults, Flag::Hints, Flag::Devices, Flag::Topology];
+    refuse_flags(machine, &unused, "bench")?;
     let named = machine.backend.as_deref().filter(|name| !name.is_empty());
     if named.is_some_and(|name| !name.eq_ignore_ascii_case("sim")) {
         return Err(Failure {

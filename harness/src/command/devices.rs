@@ -1,5 +1,7 @@
 //! `ds4 devices`: what there is and how it is linked.
 
+use std::io::Write as _;
+
 use ds4_engine::backend::{Backend, BackendError};
 use ds4_engine::bytes::format_bytes;
 use ds4_engine::device::{DeviceId, DeviceMask, PeerAccess};
@@ -8,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{DevicesArgs, MachineArgs};
 use crate::exit::Exit;
-use crate::machine::{Machine, roomy};
+use crate::machine::{Flag, Machine, refuse_flags, roomy};
 use crate::output::{Console, Failure, Outcome, table};
 use crate::target::Target;
 
@@ -18,6 +20,7 @@ pub(super) fn run(
     args: &DevicesArgs,
     console: &Console,
 ) -> Result<Outcome, Failure> {
+    refuse_flags(machine, &[Flag::Faults, Flag::Hints], "devices")?;
     let machine = Machine::resolve(machine, roomy(1))?;
     let target = machine.fresh()?;
     let matrix = peer_matrix(&**target.backend()).map_err(Failure::failed)?;
@@ -135,9 +138,11 @@ fn save(target: &Target, matrix: &Matrix, path: &std::path::Path) -> Result<(), 
             access.copied().flatten().unwrap_or(PeerAccess::Absent)
         }),
     };
-    std::fs::write(path, topology.to_toml()).map_err(|error| {
+    let written = std::fs::File::create_new(path)
+        .and_then(|mut file| file.write_all(topology.to_toml().as_bytes()));
+    written.map_err(|error| {
         Failure::usage(format!(
-            "{}: cannot be written ({error}); check the path",
+            "{}: cannot be written ({error}); name a new file",
             path.display()
         ))
     })

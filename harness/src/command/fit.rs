@@ -2,14 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
-use ds4_engine::bytes::format_bytes;
+use ds4_engine::bytes::{KIB, MIB, format_bytes};
 use serde_json::json;
 
 use super::replay::read;
 use crate::cli::{FitArgs, MachineArgs};
 use crate::exit::Exit;
 use crate::fit::{Fit, fit, part_of, peak_live_bytes};
-use crate::machine::{Machine, roomy};
+use crate::machine::{Flag, Machine, refuse_flags, roomy};
 use crate::output::{Console, Failure, Outcome, table};
 
 /// Finds the least capacity of every device of a trace.
@@ -18,6 +18,7 @@ pub(super) fn run(
     args: &FitArgs,
     console: &Console,
 ) -> Result<Outcome, Failure> {
+    refuse_flags(machine, &[Flag::Faults, Flag::Hints, Flag::Devices], "fit")?;
     let trace = read(&args.trace, console)?;
     let machine = Machine::resolve(machine, roomy(trace.devices as usize))?;
     let Some(sim) = machine.target.sim() else {
@@ -71,7 +72,14 @@ pub(super) fn run(
 }
 
 fn render(machine: &Machine, args: &FitArgs, fits: &[Fit], incomplete: bool) -> String {
-    let heads = ["device", "peak live", "least capacity", "ratio", "replays"];
+    let heads = [
+        "device",
+        "peak live",
+        "least capacity",
+        "ratio",
+        "replays",
+        "as --gpu-vram",
+    ];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for fit in fits {
         rows.push(vec![
@@ -80,6 +88,7 @@ fn render(machine: &Machine, args: &FitArgs, fits: &[Fit], incomplete: bool) -> 
             format_bytes(fit.min_capacity_bytes),
             format!("{:.4}", fit.ratio),
             fit.replays.to_string(),
+            exact(fit.min_capacity_bytes),
         ]);
     }
     let end = if incomplete {
@@ -93,4 +102,13 @@ fn render(machine: &Machine, args: &FitArgs, fits: &[Fit], incomplete: bool) -> 
         args.trace.display(),
         table(&rows)
     )
+}
+
+/// A size as `--gpu-vram` reads it, to the byte.
+fn exact(bytes: u64) -> String {
+    match (bytes % MIB, bytes % KIB) {
+        (0, _) => format!("{}M", bytes / MIB),
+        (_, 0) => format!("{}K", bytes / KIB),
+        _ => format!("{bytes}B"),
+    }
 }

@@ -32,7 +32,10 @@ Every command and flag: ds4 --help, and ds4 COMMAND --help with examples.
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
     let console = Console::new(cli.format);
     let name = cli.command.as_ref().map_or("ds4", name);
     let outcome = run(&cli, &console).unwrap_or_else(|failure| {
@@ -55,12 +58,36 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Help, the version, or what is wrong with the command line; as JSON too if that was asked for.
+fn explain(error: &clap::Error) -> ExitCode {
+    let wrong = error.use_stderr();
+    // A closed stream leaves nobody to tell.
+    let _ = error.print();
+    if !wrong {
+        return Exit::Ok.into();
+    }
+    let words: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let json = words.iter().any(|word| word == "--format=json")
+        || words.windows(2).any(|pair| pair == ["--format", "json"]);
+    if json {
+        let message = error.to_string();
+        let first = message
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .trim_start_matches("error: ");
+        let _ = print(&failure_object("ds4", &Failure::usage(first)));
+    }
+    Exit::Usage.into()
+}
+
 fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
     let Some(command) = &cli.command else {
-        return Ok(Outcome {
-            exit: Exit::Ok,
-            text: WELCOME.to_owned(),
-        });
+        let help = serde_json::json!({ "help": WELCOME });
+        return Ok(console.outcome(Exit::Ok, "ds4", WELCOME.to_owned(), help));
     };
     if cli.format == Format::Junit && !matches!(command, Command::Check(_)) {
         return Err(Failure::usage(format!(

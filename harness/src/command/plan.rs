@@ -6,6 +6,7 @@ use ds4_sim::Topology;
 use crate::cli::{MachineArgs, PlanArgs};
 use crate::exit::Exit;
 use crate::gguf::GgufHeader;
+use crate::machine::{Flag, refuse_flags};
 use crate::output::{Console, Failure, Outcome};
 use crate::planning::{KvType, PlanRequest, Verdict, plan, render_text};
 
@@ -15,8 +16,10 @@ pub(super) fn run(
     args: &PlanArgs,
     console: &Console,
 ) -> Result<Outcome, Failure> {
+    refuse_flags(machine, &[Flag::Faults], "plan")?;
     let kv_type: KvType = args
         .kv_type
+        .to_ascii_lowercase()
         .parse()
         .map_err(|problem: String| Failure::usage(format!("--kv-type: {problem}")))?;
     let selection = selection(machine)?;

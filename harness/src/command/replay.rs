@@ -171,7 +171,8 @@ fn render(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measur
     }
     text.push_str(&table(&rows));
     text.push_str(&format!(
-        "\n{} operations, {:.0} ns each (p50 {}, p99 {} with the clock)\nstate {:016x}\n",
+        "\n{} operations, {:.0} ns each on average; one by one p50 {} ns, p99 {} ns, clock included\n\
+         state {:016x}\n",
         run.ops, measured.mean_ns, measured.p50_ns, measured.p99_ns, run.state_hash
     ));
     if let Some((position, refusal)) = &run.first_refusal {
@@ -203,10 +204,18 @@ fn verdict_line(run: &Replay) -> String {
     match verdict(run) {
         "ok" => "ok: every request was granted".to_owned(),
         "incomplete" => format!("incomplete: interrupted after {} operations", run.ops),
-        _ => format!(
-            "refused: {} of the trace's requests; `ds4 fit` finds the least memory for it",
-            run.refusals
-        ),
+        _ => {
+            let memory = ["budget", "fragmentation", "driver-oom"];
+            let advice = if memory
+                .iter()
+                .any(|label| run.refusals_by_reason.contains_key(label))
+            {
+                "; `ds4 fit` finds the least memory for it"
+            } else {
+                ""
+            };
+            format!("refused: {} of the trace's requests{advice}", run.refusals)
+        }
     }
 }
 

@@ -32,9 +32,10 @@ pub(super) fn run(
         steps: args.steps,
         placement: machine.placement(),
     };
-    let run = run_workload(&allocator, &shape, console.stop()).map_err(Failure::failed)?;
+    let run = run_workload(&allocator, &shape, console.stop());
     machine.remark_faults(&target, console);
     let exit = match (&run.refusal, run.incomplete) {
+        _ if run.failure.is_some() => Exit::CheckFailed,
         (Some(_), _) => Exit::CheckFailed,
         (None, true) => Exit::Interrupted,
         (None, false) => Exit::Ok,
@@ -64,7 +65,7 @@ fn render(machine: &Machine, shape: &Shape, run: &WorkloadRun, report: &Allocato
         shape.steps
     ));
     let mut rows = vec![
-        ["tensors", "device", "count", "bytes"]
+        ["tensors", "device", "count", "allocated in all"]
             .map(str::to_owned)
             .to_vec(),
     ];
@@ -103,6 +104,8 @@ fn render(machine: &Machine, shape: &Shape, run: &WorkloadRun, report: &Allocato
             None => "no device could take it; use smaller tensors or more memory".to_owned(),
         };
         text.push_str(&format!("\n{kind} {refusal}\n{remedy}\n"));
+    } else if let Some(failure) = &run.failure {
+        text.push_str(&format!("\nfailed: {failure}\n"));
     } else if run.incomplete {
         text.push_str("\nincomplete: interrupted\n");
     } else {
@@ -157,7 +160,12 @@ fn value(
                     "relaxed_to": run.relaxed_to.map(|device| device.index()) })
         }),
         "state_hash": format!("{:016x}", report.state_hash),
-        "verdict": if run.refusal.is_some() { "refused" } else { "ok" },
+        "failure": run.failure,
+        "verdict": match (&run.refusal, &run.failure) {
+            (Some(_), _) => "refused",
+            (None, Some(_)) => "failed",
+            (None, None) => "ok",
+        },
         "incomplete": run.incomplete,
     })
 }

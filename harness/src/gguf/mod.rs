@@ -72,7 +72,11 @@ impl GgufHeader {
     /// [`GgufError`]: the file cannot be read, is no sound GGUF, is shorter than its tensors, or
     /// lacks a sibling.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        shards::open(path)
+        shards::open(path).map_err(|error| GgufError {
+            // Parts are named in their folder; people gave a path.
+            file: path.with_file_name(&error.file).display().to_string(),
+            ..error
+        })
     }
 
     /// Reads one header from `reader`; `file` names it in messages.

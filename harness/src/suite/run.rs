@@ -81,7 +81,7 @@ pub fn run(
             run.checks.push(result);
         }
     }
-    run.state_hash = format!("{:#018x}", hash.finish());
+    run.state_hash = format!("{:016x}", hash.finish());
     run.coverage = coverage(&met);
     run
 }

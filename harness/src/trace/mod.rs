@@ -159,7 +159,9 @@ impl fmt::Display for TraceNote {
             }
             NoteKind::ZeroBytes => "allocations of zero bytes left out",
             NoteKind::FailedAllocations => "allocations that failed when recorded left out",
-            NoteKind::SegmentEvents => "events of the recorder's own segments left out",
+            NoteKind::SegmentEvents => {
+                "events of the recording allocator's own segments left out (they are its bookkeeping)"
+            }
             NoteKind::OtherActions => "events that neither allocate nor free left out",
             NoteKind::SizeMismatches => {
                 "frees name another size than the allocation; the allocation's size is kept"

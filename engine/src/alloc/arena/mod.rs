@@ -438,7 +438,15 @@ impl Arena {
     /// The largest request that would be granted without freeing anything, in bytes.
     pub(super) fn largest_free_bytes(&self) -> u64 {
         match &self.backing {
-            Backing::Pages(pages) => pages.free_bytes(&self.pool),
+            Backing::Pages(pages) => {
+                let placeable = u64::from(self.pool.largest_placeable()) * UNIT_BYTES;
+                let widened = if units_of(pages.range_bytes()) > self.pool.units() {
+                    pages.free_bytes(&self.pool)
+                } else {
+                    0
+                };
+                placeable.max(widened)
+            }
             Backing::Slabs(slabs) => {
                 let free = u64::from(self.pool.largest_free()) * UNIT_BYTES;
                 let left = self.budget_bytes.saturating_sub(slabs.reserved_bytes());

@@ -190,6 +190,39 @@ impl Pool {
         largest
     }
 
+    /// The largest request that some hole can hold within the page limit, in units.
+    pub(crate) fn largest_placeable(&self) -> u32 {
+        let Some(limit) = self.limit else {
+            return self.largest_free();
+        };
+        let room = limit.pages.saturating_sub(self.occupied_pages());
+        let mask = (1_u32 << limit.shift) - 1;
+        let mut best = 0;
+        for index in &self.spaces {
+            let classes: Vec<u32> = index.classes().collect();
+            for class in classes.into_iter().rev() {
+                if class < class_of(best) {
+                    break;
+                }
+                let mut node = index.head(class);
+                while node != NONE {
+                    let record = &self.nodes[node as usize];
+                    let (start, have) = (record.offset, record.units);
+                    // At one end of the hole, the edge of a page that is touched already is free.
+                    let edge = (((start + mask) & !mask) - start).max((start + have) & mask);
+                    let held = if self.inner_pages(start, have) <= room {
+                        have
+                    } else {
+                        edge + (room << limit.shift)
+                    };
+                    best = best.max(held);
+                    node = record.list_next;
+                }
+            }
+        }
+        best
+    }
+
     /// Open free blocks of at least one page as (offset, units), the largest classes first.
     pub(crate) fn large_holes(&self) -> Vec<(u32, u32)> {
         let (Some(index), Some(limit)) = (self.spaces.first(), self.limit) else {

@@ -108,7 +108,7 @@ fn run(steps: &[Step], units: u32, limit: Option<PageLimit>) -> Result<Vec<u32>,
                         ..pool.clone()
                     };
                     prop_assert_eq!(before, format!("{after:?}"), "a refusal changed the books");
-                    refusal_is_right(&live, units, want, limit)?;
+                    refusal_is_right(&pool, &live, units, want, limit)?;
                 }
             }
             Step::Free { which } if !live.is_empty() => {
@@ -127,6 +127,8 @@ fn run(steps: &[Step], units: u32, limit: Option<PageLimit>) -> Result<Vec<u32>,
             Step::Free { .. } | Step::FreeAgain { .. } => {}
         }
         prop_assert_eq!(pool.check(), Ok(()));
+        let largest = pool.largest_placeable();
+        prop_assert!(largest == 0 || pool.clone().allocate(Want::units(largest)).is_some());
         if let Some(limit) = limit {
             prop_assert_eq!(pool.occupied_pages() as usize, touched(&live, limit.shift));
         }
@@ -140,11 +142,17 @@ fn run(steps: &[Step], units: u32, limit: Option<PageLimit>) -> Result<Vec<u32>,
 
 /// A refusal is right only if no gap holds the request within the page limit.
 fn refusal_is_right(
+    pool: &Pool,
     live: &BTreeMap<u32, (u32, BlockId)>,
     units: u32,
     want: Want,
     limit: Option<PageLimit>,
 ) -> Result<(), TestCaseError> {
+    let aligned = want.align_units > 1;
+    prop_assert!(
+        aligned || pool.largest_placeable() < want.units,
+        "{want:?} was refused"
+    );
     for gap in gaps(live, units)
         .into_iter()
         .filter(|gap| holds(*gap, want))
