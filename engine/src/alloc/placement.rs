@@ -83,14 +83,7 @@ impl Load {
 pub fn least_loaded(mask: DeviceMask, load: impl Fn(DeviceId) -> Load) -> Option<DeviceId> {
     let mut devices = mask.iter();
     let first = devices.next()?;
-    let mut best = (
-        first,
-        if mask.count() > 1 {
-            load(first)
-        } else {
-            return Some(first);
-        },
-    );
+    let mut best = (first, load(first));
     for device in devices {
         let load = load(device);
         if load.is_below(best.1) {
@@ -175,6 +168,29 @@ mod tests {
         assert!(a.is_below(b) && !b.is_below(a));
         assert!(!load(1, 3).is_below(load(2, 6)));
         assert!(load(10, 40).is_below(load(5, 10)));
+    }
+
+    #[test]
+    fn devices_under_equal_pressure_go_by_their_index() {
+        let loads = [(4, 8), (3, 8), (3, 8), (8, 16)];
+        let load = |device: DeviceId| {
+            let (used_bytes, budget_bytes) = loads[device.index()];
+            Load {
+                used_bytes,
+                budget_bytes,
+            }
+        };
+        for (mask, best) in [
+            (0b1111, 1),
+            (0b1101, 2),
+            (0b1001, 0),
+            (0b1000, 3),
+            (0b1100, 2),
+        ] {
+            let found = least_loaded(DeviceMask(mask), load).map(DeviceId::index);
+            assert_eq!(found, Some(best), "{mask:#b}");
+        }
+        assert_eq!(least_loaded(NONE, load), None);
     }
 
     proptest! {

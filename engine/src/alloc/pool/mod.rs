@@ -21,6 +21,8 @@ mod classes;
 mod node;
 mod search;
 #[cfg(test)]
+mod space_tests;
+#[cfg(test)]
 mod tests;
 
 pub use check::{BlockState, BlockView};
