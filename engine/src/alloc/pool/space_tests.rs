@@ -89,7 +89,7 @@ impl Model {
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match *step {
             Step::Allocate { units, from, long } => {
-                self.allocate(units, self.spaces[from], long)?
+                self.allocate(units, self.spaces[from], long)?;
             }
             Step::Free { which, to } if !self.live.is_empty() => {
                 let (id, offset, units) = self.live.swap_remove(which % self.live.len());
