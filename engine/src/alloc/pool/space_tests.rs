@@ -193,6 +193,18 @@ impl Model {
         Ok(())
     }
 
+    fn free_regions_at_end(&self) -> usize {
+        let mut count = 0;
+        let mut end = self.units.len();
+        for start in self.walls.iter().rev().copied().chain([0]) {
+            if start == end || !self.is_free(start..end, OPEN) {
+                break;
+            }
+            (count, end) = (count + 1, start);
+        }
+        count
+    }
+
     fn compare(&self) -> Result<(), TestCaseError> {
         prop_assert_eq!(self.pool.check(), Ok(()));
         prop_assert_eq!(self.pool.units() as usize, self.units.len());
@@ -209,6 +221,8 @@ impl Model {
             let empty = !self.units.contains(&Unit::FreeIn(space));
             prop_assert_eq!(self.pool.space_is_empty(space), empty, "space {}", space);
         }
+        prop_assert_eq!(self.pool.free_regions_at_end(), self.free_regions_at_end());
+        prop_assert!(!self.pool.can_retract(0));
         let (start, end) = self.pool.virgin;
         prop_assert!(!self.touched[start as usize..end as usize].contains(&true));
         prop_assert!(start == end || self.is_free(start as usize..end as usize, OPEN));
