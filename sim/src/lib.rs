@@ -19,6 +19,33 @@
 //!
 //! One lock for each device: calls on different devices run side by side, and a copy between two
 //! locks both in the order of their indices.
+//!
+//! An allocator on simulated devices:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use ds4_engine::alloc::{Allocator, AllocatorConfig, Request};
+//! use ds4_engine::device::DeviceMask;
+//! use ds4_sim::{SimBackend, SimConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let backend = Arc::new(SimBackend::new(SimConfig::uniform(4, 8 << 30))?);
+//! let allocator = Allocator::new(backend, AllocatorConfig::default())?;
+//!
+//! // 64 MiB of weights, on GPU 0 and nowhere else.
+//! let weights = allocator.allocate(&Request { mask: DeviceMask(0b1), ..Request::new(64 << 20) })?;
+//!
+//! // Activations on GPU 2 if it has room, else anywhere.
+//! let request = Request { mask: DeviceMask(0b100), ..Request::new(128 << 20) };
+//! let activations = allocator.allocate_relaxing(&request, &[DeviceMask::ALL])?;
+//! assert_eq!(activations.rung, 0);
+//!
+//! allocator.free(weights.handle)?;
+//! assert!(allocator.free(weights.handle).is_err()); // freed before: nothing has changed
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod backend;
