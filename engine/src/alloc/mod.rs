@@ -17,18 +17,18 @@ mod copy;
 mod error;
 mod gauge;
 mod observe;
+mod open;
 pub mod placement;
 pub mod pool;
 mod report;
 mod request;
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{Backend, BackendError};
-use crate::device::{DeviceAddress, DeviceId, DeviceMask, MAX_DEVICES, PeerAccess, StreamId};
-use crate::hash::StateHash;
+use crate::device::{DeviceAddress, DeviceId, DeviceMask, StreamId};
 use arena::{Arena, Ask};
 pub use copy::{CopyError, CopyPath, CopyReport};
 pub use error::{
@@ -37,35 +37,12 @@ pub use error::{
 };
 use gauge::Gauge;
 pub use observe::{AllocatorEvent, Observer, RecordedEvent, RecordedKind, Recorder};
+pub use open::{AllocatorConfig, DeviceBudget};
 use placement::{Load, OrphanPolicy, candidates, least_loaded};
 pub use pool::{BlockState, BlockView, Lifetime, PoolCounters};
 use pool::{MAX_UNITS, UNIT_BYTES};
 pub use report::{AllocatorReport, PoolStats};
 pub use request::{Allocation, Handle, MAX_ALIGN_BYTES, Request};
-
-/// How much of one device the allocator may use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceBudget {
-    /// At most this many bytes; `None` for all that is free at the start.
-    pub configured_bytes: Option<u64>,
-    /// Bytes left alone for others.
-    pub reserve_bytes: u64,
-}
-
-/// How an allocator is set up.
-#[derive(Clone, Debug, Default)]
-pub struct AllocatorConfig {
-    /// Per device, in the order of [`DeviceId`]; devices past the end get the default.
-    pub budgets: Vec<DeviceBudget>,
-    /// Devices that are never used, not even opened.
-    pub excluded: DeviceMask,
-    /// What to do with a hint of which no device exists.
-    pub orphans: OrphanPolicy,
-    /// Keeps a table from addresses to blocks, so that [`Allocator::free_address`] works.
-    pub free_by_address: bool,
-    /// Told of every allocation, free, refusal and warning.
-    pub observer: Option<Arc<dyn Observer>>,
-}
 
 /// One device's part.
 #[derive(Debug)]
@@ -111,61 +88,7 @@ pub struct Allocator {
     unplaced: AtomicU64,
 }
 
-/// Numbers allocators, so that a handle of another one is recognised; no decision reads it.
-static NEXT_ID: AtomicU32 = AtomicU32::new(1);
-
 impl Allocator {
-    /// Opens every device of `backend` that is not excluded.
-    ///
-    /// The budget of a device is the smaller of the configured bytes and those free now, less the
-    /// reserve, rounded down to a page.
-    ///
-    /// # Errors
-    /// [`InitError`]: no device or too many, a configured device that does not exist, nothing
-    /// left of a device's budget, or a backend that fails.
-    pub fn new(backend: Arc<dyn Backend>, config: AllocatorConfig) -> Result<Self, InitError> {
-        let count = backend.devices().len();
-        check_config(count, &config)?;
-        // On an early return its drop closes the devices that are open already.
-        let mut allocator = Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            backend,
-            devices: Vec::with_capacity(count),
-            excluded: config.excluded,
-            orphans: config.orphans,
-            observer: config.observer.clone(),
-            ranges: Vec::new(),
-            warned: Mutex::default(),
-            orphaned: AtomicU64::new(0),
-            relaxed: AtomicU64::new(0),
-            unplaced: AtomicU64::new(0),
-        };
-        for index in 0..count {
-            let Some(device) = DeviceId::new(index) else {
-                continue;
-            };
-            if config.excluded.contains(device) {
-                allocator.devices.push(Device {
-                    gauge: Gauge::new(),
-                    budget_bytes: 0,
-                    arena: None,
-                });
-                continue;
-            }
-            let budget = config.budgets.get(index).copied().unwrap_or_default();
-            let arena = open_arena(&*allocator.backend, device, budget, &config)?;
-            if let Some((base, bytes)) = arena.fixed_range() {
-                allocator.ranges.push((base.0, base.0 + bytes, device));
-            }
-            allocator.devices.push(Device {
-                gauge: Gauge::new(),
-                budget_bytes: arena.budget_bytes(),
-                arena: Some(Mutex::new(arena)),
-            });
-        }
-        Ok(allocator)
-    }
-
     /// The backend below.
     #[must_use]
     pub fn backend(&self) -> &Arc<dyn Backend> {
@@ -457,79 +380,6 @@ impl Allocator {
         Ok(bytes)
     }
 
-    /// The figures of one device; `None` for a device that does not exist or is excluded.
-    #[must_use]
-    pub fn stats(&self, device: DeviceId) -> Option<PoolStats> {
-        self.lock(device).map(|(device, arena)| PoolStats {
-            refusals: device.gauge.refusals().0,
-            ..arena.snapshot()
-        })
-    }
-
-    /// Requests refused so far.
-    #[must_use]
-    pub fn refusals(&self) -> u64 {
-        let ended: u64 = self
-            .devices
-            .iter()
-            .map(|device| device.gauge.refusals().1)
-            .sum();
-        ended + self.unplaced.load(Ordering::Relaxed)
-    }
-
-    /// The figures of all devices.
-    #[must_use]
-    pub fn report(&self) -> AllocatorReport {
-        let ids = DeviceMask::first(self.devices.len());
-        AllocatorReport {
-            devices: ids
-                .iter()
-                .map(|id| (id, self.stats(id).unwrap_or_default()))
-                .collect(),
-            orphaned_hints: self.orphaned.load(Ordering::Relaxed),
-            relaxed: self.relaxed.load(Ordering::Relaxed),
-            refusals: self.refusals(),
-            state_hash: self.state_hash(),
-        }
-    }
-
-    /// The blocks of one device in address order; empty for an excluded device.
-    #[must_use]
-    pub fn blocks(&self, device: DeviceId) -> Vec<BlockView> {
-        self.lock(device)
-            .map(|(_, arena)| arena.pool().blocks().collect())
-            .unwrap_or_default()
-    }
-
-    /// A hash of all live blocks and their places, equal for equal histories on every backend.
-    #[must_use]
-    pub fn state_hash(&self) -> u64 {
-        let mut hash = StateHash::default();
-        for id in DeviceMask::first(self.devices.len()).iter() {
-            hash.word(id.index() as u64);
-            if let Some((_, arena)) = self.lock(id) {
-                arena.hash_into(&mut hash);
-            }
-        }
-        hash.finish()
-    }
-
-    /// Checks the books of every device.
-    ///
-    /// # Errors
-    /// A sentence that names the device and the invariant that is broken.
-    pub fn check(&self) -> Result<(), String> {
-        for id in DeviceMask::first(self.devices.len()).iter() {
-            if let Some((_, arena)) = self.lock(id) {
-                arena
-                    .pool()
-                    .check()
-                    .map_err(|broken| format!("{id}: {broken}"))?;
-            }
-        }
-        Ok(())
-    }
-
     /// Gives all memory back to the driver and says how many blocks were still live.
     ///
     /// # Errors
@@ -657,66 +507,6 @@ impl Drop for Allocator {
         // A destructor has nobody to tell; `close` is there for callers who want to know.
         let _ = self.close_devices();
     }
-}
-
-fn check_config(count: usize, config: &AllocatorConfig) -> Result<(), InitError> {
-    if count == 0 {
-        return Err(InitError::NoDevice);
-    }
-    if count > MAX_DEVICES {
-        return Err(InitError::TooManyDevices { count });
-    }
-    let unknown = config
-        .excluded
-        .without(DeviceMask::first(count))
-        .iter()
-        .next();
-    let index = unknown
-        .map(DeviceId::index)
-        .or_else(|| (config.budgets.len() > count).then_some(count));
-    match index {
-        Some(index) => Err(InitError::UnknownDevice {
-            index,
-            device_count: count,
-        }),
-        None => Ok(()),
-    }
-}
-
-fn open_arena(
-    backend: &dyn Backend,
-    device: DeviceId,
-    budget: DeviceBudget,
-    config: &AllocatorConfig,
-) -> Result<Arena, InitError> {
-    let free_bytes = backend.memory_info(device)?.free_bytes;
-    let bytes = budget.configured_bytes.unwrap_or(u64::MAX).min(free_bytes);
-    let bytes = bytes.saturating_sub(budget.reserve_bytes);
-    let info = backend.devices().get(device.index()).cloned();
-    let page_bytes = info
-        .as_ref()
-        .and_then(|info| info.page_bytes)
-        .unwrap_or(UNIT_BYTES);
-    let Some(info) = info.filter(|_| bytes >= page_bytes) else {
-        return Err(InitError::NoBudget {
-            device,
-            configured_bytes: budget.configured_bytes,
-            free_bytes,
-            reserve_bytes: budget.reserve_bytes,
-        });
-    };
-    let mut peers = DeviceMask::EMPTY;
-    for peer in DeviceMask::first(backend.devices().len())
-        .without(config.excluded)
-        .iter()
-    {
-        if peer != device && backend.peer_access(peer, device)? == PeerAccess::Direct {
-            peers = peers.or(DeviceMask::only(peer));
-        }
-    }
-    let mut arena = Arena::open(backend, device, &info, bytes, config.free_by_address)?;
-    arena.set_peers(peers);
-    Ok(arena)
 }
 
 #[inline]

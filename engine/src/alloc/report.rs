@@ -1,8 +1,12 @@
 //! The figures of one device's pool and of the whole allocator.
 
-use crate::device::DeviceId;
+use std::sync::atomic::Ordering;
 
-use super::pool::PoolCounters;
+use crate::device::{DeviceId, DeviceMask};
+use crate::hash::StateHash;
+
+use super::Allocator;
+use super::pool::{BlockView, PoolCounters};
 
 /// The figures of one device's pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,4 +78,79 @@ pub struct AllocatorReport {
     pub refusals: u64,
     /// A hash of all live blocks and their places.
     pub state_hash: u64,
+}
+
+impl Allocator {
+    /// The figures of one device; `None` for a device that does not exist or is excluded.
+    #[must_use]
+    pub fn stats(&self, device: DeviceId) -> Option<PoolStats> {
+        self.lock(device).map(|(device, arena)| PoolStats {
+            refusals: device.gauge.refusals().0,
+            ..arena.snapshot()
+        })
+    }
+
+    /// Requests refused so far.
+    #[must_use]
+    pub fn refusals(&self) -> u64 {
+        let ended: u64 = self
+            .devices
+            .iter()
+            .map(|device| device.gauge.refusals().1)
+            .sum();
+        ended + self.unplaced.load(Ordering::Relaxed)
+    }
+
+    /// The figures of all devices.
+    #[must_use]
+    pub fn report(&self) -> AllocatorReport {
+        let ids = DeviceMask::first(self.devices.len());
+        AllocatorReport {
+            devices: ids
+                .iter()
+                .map(|id| (id, self.stats(id).unwrap_or_default()))
+                .collect(),
+            orphaned_hints: self.orphaned.load(Ordering::Relaxed),
+            relaxed: self.relaxed.load(Ordering::Relaxed),
+            refusals: self.refusals(),
+            state_hash: self.state_hash(),
+        }
+    }
+
+    /// The blocks of one device in address order; empty for an excluded device.
+    #[must_use]
+    pub fn blocks(&self, device: DeviceId) -> Vec<BlockView> {
+        self.lock(device)
+            .map(|(_, arena)| arena.pool().blocks().collect())
+            .unwrap_or_default()
+    }
+
+    /// A hash of all live blocks and their places, equal for equal histories on every backend.
+    #[must_use]
+    pub fn state_hash(&self) -> u64 {
+        let mut hash = StateHash::default();
+        for id in DeviceMask::first(self.devices.len()).iter() {
+            hash.word(id.index() as u64);
+            if let Some((_, arena)) = self.lock(id) {
+                arena.hash_into(&mut hash);
+            }
+        }
+        hash.finish()
+    }
+
+    /// Checks the books of every device.
+    ///
+    /// # Errors
+    /// A sentence that names the device and the invariant that is broken.
+    pub fn check(&self) -> Result<(), String> {
+        for id in DeviceMask::first(self.devices.len()).iter() {
+            if let Some((_, arena)) = self.lock(id) {
+                arena
+                    .pool()
+                    .check()
+                    .map_err(|broken| format!("{id}: {broken}"))?;
+            }
+        }
+        Ok(())
+    }
 }
