@@ -96,19 +96,22 @@ fn unit_shift(unit: &str) -> Option<u32> {
 #[must_use]
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let mut larger = None;
     for (name, shift) in UNITS {
         let unit = 1_u64 << shift;
         if bytes < unit {
+            larger = Some(name);
             continue;
         }
-        let whole = bytes >> shift;
-        let rest = bytes & (unit - 1);
-        if rest == 0 {
-            return format!("{whole} {name}");
+        if bytes % unit == 0 {
+            return format!("{} {name}", bytes >> shift);
         }
         // Tenths rounded to nearest, in integers so that every machine prints the same.
         let tenths = (u128::from(bytes) * 10 + u128::from(unit / 2)) >> shift;
-        return format!("{}.{} {name}", tenths / 10, tenths % 10);
+        return match larger {
+            Some(larger) if tenths == 10240 => format!("1.0 {larger}"),
+            _ => format!("{}.{} {name}", tenths / 10, tenths % 10),
+        };
     }
     format!("{bytes} B")
 }
@@ -162,6 +165,8 @@ mod tests {
         assert_eq!(format_bytes(1023), "1023 B");
         assert_eq!(format_bytes(24 * GIB), "24 GiB");
         assert_eq!(format_bytes(GIB + GIB / 2), "1.5 GiB");
+        assert_eq!(format_bytes(GIB - 1), "1.0 GiB");
+        assert_eq!(format_bytes(GIB - MIB), "1023 MiB");
         assert_eq!(format_bytes(u64::MAX), "16777216.0 TiB");
     }
 
