@@ -103,7 +103,7 @@ pub fn format_bytes(bytes: u64) -> String {
             larger = Some(name);
             continue;
         }
-        if bytes % unit == 0 {
+        if bytes.is_multiple_of(unit) {
             return format!("{} {name}", bytes >> shift);
         }
         // Tenths rounded to nearest, in integers so that every machine prints the same.
