@@ -171,10 +171,11 @@ pub fn table(rows: &[Vec<String>]) -> String {
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let gap = if column == 0 { "" } else { "  " };
             // Writing to a string cannot fail.
+            let pad = " ".repeat(width - cell.chars().count());
             let _ = if column == 0 {
-                write!(line, "{gap}{cell:<width$}")
+                write!(line, "{gap}{cell}{pad}")
             } else {
-                write!(line, "{gap}{cell:>width$}")
+                write!(line, "{gap}{pad}{cell}")
             };
         }
         text.push_str(line.trim_end());

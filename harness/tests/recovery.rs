@@ -109,3 +109,30 @@ fn a_lost_device_grants_nothing_more_and_its_blocks_can_be_freed() {
         assert_eq!(sim.ledger().findings(), []);
     }
 }
+
+#[test]
+fn a_request_refused_on_every_rung_counts_once_and_a_granted_one_never() {
+    let config = ds4_sim::SimConfig::uniform(2, 8 << 20);
+    let backend = std::sync::Arc::new(ds4_sim::SimBackend::new(config).unwrap());
+    let allocator = ds4_engine::alloc::Allocator::new(backend, Default::default()).unwrap();
+    let on = |mask, bytes| ds4_engine::alloc::Request {
+        mask: DeviceMask(mask),
+        ..ds4_engine::alloc::Request::new(bytes)
+    };
+    allocator.allocate(&on(1, 8 << 20)).unwrap();
+    let ladder = [DeviceMask(2)];
+    assert_eq!(
+        allocator
+            .allocate_relaxing(&on(1, 4 << 20), &ladder)
+            .unwrap()
+            .rung,
+        1
+    );
+    assert_eq!(allocator.refusals(), 0);
+    assert!(
+        allocator
+            .allocate_relaxing(&on(1, 6 << 20), &ladder)
+            .is_err()
+    );
+    assert_eq!(allocator.refusals(), 1);
+}

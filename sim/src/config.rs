@@ -13,6 +13,12 @@ pub const MAX_CAPACITY_BYTES: u64 = 4 << 40;
 /// The least granularity and page size, in bytes: addresses are multiples of it.
 pub const MIN_GRANULE_BYTES: u64 = 256;
 
+/// The largest page, in bytes: drivers map pages of 4 KiB to 1 GiB.
+const MAX_PAGE_BYTES: u64 = 1 << 30;
+
+/// The most pages of one device: an allocator keeps a record of each.
+const MAX_PAGES: u64 = 1 << 24;
+
 /// One simulated device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimDevice {
@@ -103,6 +109,18 @@ fn granule_problem(field: &'static str, bytes: u64, capacity_bytes: u64) -> Opti
             field,
             format!("the {field} of {bytes} bytes is not a power of two of 256 or more"),
             "write for example \"2MiB\"",
+        ));
+    }
+    let odd = bytes > MAX_PAGE_BYTES || capacity_bytes / bytes > MAX_PAGES;
+    if field == "page" && bytes <= capacity_bytes && odd {
+        return Some(Problem::new(
+            field,
+            format!(
+                "a page of {} on a device of {} is out of range",
+                format_bytes(bytes),
+                format_bytes(capacity_bytes)
+            ),
+            "write at most \"1GiB\", and no more than 16 Mi pages on a device",
         ));
     }
     (bytes > capacity_bytes).then(|| {
@@ -311,6 +329,19 @@ impl SimConfig {
 mod tests {
     use super::*;
     use ds4_engine::bytes::GIB;
+
+    #[test]
+    fn pages_that_no_driver_has_are_refused() {
+        let device = |capacity: u64, page: u64| SimDevice {
+            page_bytes: Some(page),
+            granularity_bytes: 256,
+            ..SimDevice::new(capacity)
+        };
+        assert!(device(24 << 30, 8 << 30).problem().is_some());
+        assert!(device(1 << 40, 256).problem().is_some());
+        assert!(device(24 << 30, 1 << 30).problem().is_none());
+        assert!(device(1 << 20, 256).problem().is_none());
+    }
 
     #[test]
     fn a_machine_without_devices_or_with_too_many_is_refused() {

@@ -84,7 +84,7 @@ pub struct Allocator {
     warned: Mutex<BTreeSet<DeviceMask>>,
     orphaned: AtomicU64,
     relaxed: AtomicU64,
-    /// Requests refused before any device was tried.
+    /// Requests refused before any device was tried, or after a whole ladder.
     unplaced: AtomicU64,
 }
 
@@ -123,7 +123,14 @@ impl Allocator {
             self.note_orphan(request.mask);
         }
         let mut reasons = CandidateRefusals::new();
-        match self.try_each(request, &ask, found.mask, found.orphaned, &mut reasons) {
+        match self.try_each(
+            request,
+            &ask,
+            found.mask,
+            found.orphaned,
+            true,
+            &mut reasons,
+        ) {
             Some(allocation) => Ok(allocation),
             None => Err(self.refuse(request, RefusalCause::Tried(reasons))),
         }
@@ -157,7 +164,7 @@ impl Allocator {
             let fresh = found.mask.without(tried);
             tried = tried.or(fresh);
             if let Some(allocation) =
-                self.try_each(request, &ask, fresh, found.orphaned, &mut reasons)
+                self.try_each(request, &ask, fresh, found.orphaned, false, &mut reasons)
             {
                 if rung > 0 {
                     self.relaxed.fetch_add(1, Ordering::Relaxed);
@@ -167,7 +174,11 @@ impl Allocator {
         }
         let cause = match cause {
             Some(cause) if reasons.is_empty() => cause,
-            _ => RefusalCause::Tried(reasons),
+            _ => {
+                // Counted once, whatever the number of rungs.
+                self.unplaced.fetch_add(1, Ordering::Relaxed);
+                RefusalCause::Tried(reasons)
+            }
         };
         Err(self.refuse(request, cause))
     }
@@ -179,6 +190,7 @@ impl Allocator {
         ask: &Ask,
         mask: DeviceMask,
         orphaned: bool,
+        last: bool,
         reasons: &mut CandidateRefusals,
     ) -> Option<Allocation> {
         let mut rest = mask;
@@ -190,7 +202,7 @@ impl Allocator {
             match self.try_one(request, ask, id, device, orphaned) {
                 Ok(allocation) => return Some(allocation),
                 Err((used_bytes, reason)) => {
-                    device.gauge.count_refusal(rest.is_empty());
+                    device.gauge.count_refusal(last && rest.is_empty());
                     let budget_bytes = device.budget_bytes;
                     reasons.push(CandidateRefusal {
                         device: id,

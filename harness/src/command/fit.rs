@@ -1,7 +1,5 @@
 //! `ds4 fit`: the least memory for a trace.
 
-use std::sync::atomic::Ordering;
-
 use ds4_engine::bytes::{KIB, MIB, format_bytes};
 use serde_json::json;
 
@@ -55,7 +53,7 @@ pub(super) fn run(
             replays,
         });
     }
-    let exit = if incomplete || console.stop().load(Ordering::Relaxed) {
+    let exit = if incomplete {
         Exit::Interrupted
     } else {
         Exit::Ok

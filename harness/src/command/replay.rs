@@ -15,7 +15,7 @@ use crate::exit::Exit;
 use crate::machine::{Machine, roomy};
 use crate::output::{Console, Failure, Outcome, table};
 use crate::record::recorded_run;
-use crate::replay::{Replay, ReplayOptions, replay};
+use crate::replay::{Replay, ReplayError, ReplayOptions, replay};
 use crate::stopwatch::Stopwatch;
 use crate::trace::{
     ReadLimits, RecordedRun, Trace, read_path, write_jsonl, write_pytorch_snapshot, write_rmm_csv,
@@ -94,7 +94,7 @@ fn measure(
         .map(|recorder| recorder as Arc<dyn Observer>);
     let allocator = machine.allocator(&target, observer)?;
     let watch = Stopwatch::start();
-    let run = replay(&allocator, trace, &options(), || {}).map_err(Failure::usage)?;
+    let run = replay(&allocator, trace, &options(), || {}).map_err(|error| failure(&error))?;
     #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
     let mean_ns = watch.elapsed_ns() as f64 / run.ops.max(1) as f64;
     machine.remark_faults(&target, console);
@@ -110,7 +110,7 @@ fn measure(
         samples.push(now - last);
         last = now;
     })
-    .map_err(Failure::usage)?;
+    .map_err(|error| failure(&error))?;
     if !run.incomplete && !again.incomplete && run.state_hash != again.state_hash {
         return Err(Failure {
             exit: Exit::Internal,
@@ -134,6 +134,16 @@ fn measure(
         recording,
         mean_ns,
     })
+}
+
+/// A selection that is too small is the user's; everything else happened in the run.
+fn failure(error: &ReplayError) -> Failure {
+    match error {
+        ReplayError::NoSuchDevice { .. } => Failure::usage(error),
+        ReplayError::Request(_) | ReplayError::Free(_) | ReplayError::Stream(_) => {
+            Failure::failed(error)
+        }
+    }
 }
 
 fn render(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measured) -> String {

@@ -164,6 +164,7 @@ fn value(
         "verdict": match (&run.refusal, &run.failure) {
             (Some(_), _) => "refused",
             (None, Some(_)) => "failed",
+            (None, None) if run.incomplete => "incomplete",
             (None, None) => "ok",
         },
         "incomplete": run.incomplete,
