@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ds4_engine::bytes::parse_size;
+use ds4_engine::selection::SelectionFlags;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -80,6 +81,21 @@ pub struct MachineArgs {
     /// A plan of faults for the simulated devices (sim/FAULTS.md describes the JSON).
     #[arg(long, global = true, value_name = "PLAN.json")]
     pub faults: Option<PathBuf>,
+}
+
+impl MachineArgs {
+    /// The flags that select devices, for the one parser of them.
+    #[must_use]
+    pub fn selection_flags(&self) -> SelectionFlags<'_> {
+        SelectionFlags {
+            gpu: None,
+            gpu_devices: self.gpu_devices.as_deref(),
+            gpu_vram: self.gpu_vram.as_deref(),
+            gpu_reserve: self.gpu_reserve.as_deref(),
+            gpu_placement: self.gpu_placement.as_deref(),
+            gpu_exclude: self.gpu_exclude.as_deref(),
+        }
+    }
 }
 
 /// The commands.

@@ -6,7 +6,7 @@ use ds4_engine::alloc::placement::OrphanPolicy;
 use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Observer};
 use ds4_engine::bytes::format_bytes;
 use ds4_engine::device::{DeviceMask, Ordinal};
-use ds4_engine::selection::{Budget, Selection, SelectionFlags};
+use ds4_engine::selection::{Budget, Selection};
 use ds4_sim::{FaultPlan, SimConfig, SimDevice, Topology};
 
 use crate::cli::MachineArgs;
@@ -49,14 +49,7 @@ impl Machine {
                 message: crate::target::TargetError::Absent(kind).to_string(),
             });
         }
-        let flags = SelectionFlags {
-            gpu: None,
-            gpu_devices: args.gpu_devices.as_deref(),
-            gpu_vram: args.gpu_vram.as_deref(),
-            gpu_reserve: args.gpu_reserve.as_deref(),
-            gpu_placement: args.gpu_placement.as_deref(),
-            gpu_exclude: args.gpu_exclude.as_deref(),
-        };
+        let flags = args.selection_flags();
         let sized = args.topology.is_none() && args.gpu_vram.as_deref().is_some_and(lists_sizes);
         let topology = match (&args.topology, sized) {
             (Some(name), _) => Some(Topology::load(name).map_err(Failure::usage)?),
@@ -103,12 +96,6 @@ impl Machine {
             sim.set_faults(plan.clone()).map_err(Failure::usage)?;
         }
         Ok(target)
-    }
-
-    /// Whether faults are planned.
-    #[must_use]
-    pub fn has_faults(&self) -> bool {
-        self.plan.is_some()
     }
 
     /// An allocator on `target` with this machine's budgets.

@@ -178,11 +178,7 @@ fn replay_file(path: &Path, console: &Console) -> Result<Outcome, Failure> {
     let json = std::fs::read(path).map_err(|error| {
         Failure::usage(format!("{name}: cannot be read ({error}); check the path"))
     })?;
-    let script: Script = serde_json::from_slice(&json).map_err(|error| {
-        Failure::usage(format!(
-            "{name}: {error}; pass the `script` that a failed check prints"
-        ))
-    })?;
+    let script = Script::from_json(&json, &name.to_string()).map_err(Failure::usage)?;
     let (exit, sentence) = match replay(&script) {
         Ok(()) => (Exit::Ok, "ok: the recorded operations hold".to_owned()),
         Err(broken) => (Exit::CheckFailed, format!("FAIL: {broken}")),

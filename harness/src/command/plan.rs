@@ -1,6 +1,6 @@
 //! `ds4 plan`: does a model fit, and where does each layer go.
 
-use ds4_engine::selection::{Budget, Selection, SelectionFlags};
+use ds4_engine::selection::{Budget, Selection};
 use ds4_sim::Topology;
 
 use crate::cli::{MachineArgs, PlanArgs};
@@ -43,14 +43,7 @@ pub(super) fn run(
 
 /// The devices of the flags; a topology's capacities stand in for sizes that were not given.
 fn selection(machine: &MachineArgs) -> Result<Selection, Failure> {
-    let flags = SelectionFlags {
-        gpu: None,
-        gpu_devices: machine.gpu_devices.as_deref(),
-        gpu_vram: machine.gpu_vram.as_deref(),
-        gpu_reserve: machine.gpu_reserve.as_deref(),
-        gpu_placement: machine.gpu_placement.as_deref(),
-        gpu_exclude: machine.gpu_exclude.as_deref(),
-    };
+    let flags = machine.selection_flags();
     let topology = machine.topology.as_deref().map(Topology::load).transpose();
     let topology = topology.map_err(Failure::usage)?;
     if topology.is_none() && machine.gpu_vram.is_none() {
