@@ -7,9 +7,11 @@
 mod add;
 mod checksum;
 mod fill;
+mod launch;
 mod pattern;
 
 pub use add::add_f32;
 pub use checksum::checksum;
 pub use fill::fill;
+pub use launch::{Kernel, Launch, MAX_ARGUMENTS};
 pub use pattern::{Mismatch, Pattern};

@@ -31,6 +31,25 @@ pub struct Mismatch {
 }
 
 impl Pattern {
+    /// The kind and the word by which a kernel is told the pattern.
+    pub(crate) const fn code(self) -> (u64, u64) {
+        match self {
+            Self::OwnAddress => (0, 0),
+            Self::MovingInversion { word } => (1, word),
+            Self::Random { seed } => (2, seed),
+        }
+    }
+
+    /// The pattern of a kind and a word.
+    pub(crate) const fn from_code(kind: u64, word: u64) -> Option<Self> {
+        match kind {
+            0 => Some(Self::OwnAddress),
+            1 => Some(Self::MovingInversion { word }),
+            2 => Some(Self::Random { seed: word }),
+            _ => None,
+        }
+    }
+
     /// The word at a position, counted in words of 8 bytes.
     #[must_use]
     pub fn word(self, position: u64) -> u64 {

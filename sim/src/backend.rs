@@ -5,6 +5,8 @@ use ds4_engine::device::{
     DeviceAddress, DeviceId, DeviceInfo, DeviceMask, MemoryInfo, PeerAccess, StreamId,
 };
 
+use ds4_kernels::Launch;
+
 use crate::call::Call;
 use crate::config::Link;
 use crate::cost;
@@ -446,6 +448,18 @@ impl Backend for SimBackend {
             return self.copy_local(from.0, from.1, to.1, bytes, stream);
         }
         self.copy_between(from, to, bytes, stream)
+    }
+
+    fn launch(
+        &self,
+        device: DeviceId,
+        _stream: StreamId,
+        _launch: &Launch,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported {
+            device,
+            call: "cuLaunchKernel",
+        })
     }
 
     fn peer_access(&self, from: DeviceId, to: DeviceId) -> Result<PeerAccess, BackendError> {

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use ds4_kernels::Launch;
+
 use crate::device::{
     DeviceAddress, DeviceId, DeviceInfo, DeviceMask, MemoryInfo, PeerAccess, StreamId,
 };
@@ -247,6 +249,15 @@ pub trait Backend: Send + Sync + fmt::Debug {
         to: (DeviceId, DeviceAddress),
         bytes: u64,
         stream: StreamId,
+    ) -> Result<(), BackendError>;
+
+    /// Runs a kernel on the device, in stream order. Its addresses may be those of peers to which
+    /// the device has a direct path.
+    fn launch(
+        &self,
+        device: DeviceId,
+        stream: StreamId,
+        launch: &Launch,
     ) -> Result<(), BackendError>;
 
     /// Whether `from` reaches the memory of `to`, judged by bytes that were sent and compared.
