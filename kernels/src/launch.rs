@@ -257,8 +257,8 @@ mod tests {
             assert_eq!(launch.kernel(), kernel);
             assert_eq!(Kernel::from_entry(kernel.entry()), Some(kernel));
             assert_eq!(Launch::unpack(kernel, &launch.pack()), Some(launch));
-            let (_, unused) = launch.pack().split_at(kernel.arguments());
-            assert!(unused.iter().all(|argument| *argument == 0));
+            let unused = launch.pack().into_iter().skip(kernel.arguments());
+            assert_eq!(unused.sum::<u64>(), 0);
         }
     }
 
