@@ -205,6 +205,8 @@ pub enum PeerAccess {
     Absent,
     /// The driver offers a direct path and bytes sent over it arrived intact.
     Direct,
+    /// The user asked that copies go through host memory (`DS4_FORCE_BOUNCE=1`).
+    Bounce,
     /// The driver offers a direct path that delivered wrong bytes; it is not used.
     Broken,
 }
