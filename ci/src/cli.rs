@@ -8,6 +8,7 @@ The project's tasks.
   cargo ci check [--skip-tests]    everything that CI runs
   cargo ci golden                  rewrites the golden files and shows what changed
   cargo ci bench [--save]          exact counts and instructions against the baselines
+  cargo ci kernels [--save]        compiles the device kernels and compares with what is checked in
   cargo ci tidy                    imports, file lengths, module docs, the code map
   cargo ci deny                    licences, bans, sources and advisories of the dependencies
   cargo ci fuzz [TARGET] [--seconds N]   fuzzes one target, or each in turn, for N seconds (60)
@@ -43,6 +44,11 @@ pub enum Task {
         /// Writes the baselines instead of comparing.
         save: bool,
     },
+    /// The compiled device kernels.
+    Kernels {
+        /// Writes them instead of comparing.
+        save: bool,
+    },
     /// The rules on the source tree.
     Tidy,
     /// The rules on dependencies.
@@ -76,6 +82,8 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
         ["golden"] => Ok(Task::Golden),
         ["bench"] => Ok(Task::Bench { save: false }),
         ["bench", "--save"] => Ok(Task::Bench { save: true }),
+        ["kernels"] => Ok(Task::Kernels { save: false }),
+        ["kernels", "--save"] => Ok(Task::Kernels { save: true }),
         ["tidy"] => Ok(Task::Tidy),
         ["deny"] => Ok(Task::Deny),
         ["fuzz", rest @ ..] => parse_fuzz(rest),
@@ -89,8 +97,8 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 9] = [
-    "test", "check", "golden", "bench", "tidy", "deny", "mutants", "loom", "miri",
+const TASKS: [&str; 10] = [
+    "test", "check", "golden", "bench", "kernels", "tidy", "deny", "mutants", "loom", "miri",
 ];
 
 fn parse_fuzz(mut words: &[&str]) -> Result<Task, String> {

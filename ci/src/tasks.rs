@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{bench, exit, tidy};
+use crate::{bench, exit, kernels, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -19,6 +19,7 @@ pub fn run(task: &Task) -> u8 {
         Task::Check { skip_tests } => check(*skip_tests),
         Task::Golden => golden(),
         Task::Bench { save } => bench::run(*save),
+        Task::Kernels { save } => kernels::run(*save),
         Task::Tidy => tidy_step(),
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
         Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
@@ -112,6 +113,7 @@ fn check(skip_tests: bool) -> Result<(), Failure> {
         let program = Program::new("cargo doc --quiet --workspace --no-deps");
         program.env("RUSTDOCFLAGS", "-D warnings").run()
     })?;
+    kernels::compare()?;
     bench::gates()?;
     if tool::DENY.is_there() {
         deny()?;
