@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use ds4_engine::backend::Backend;
+use ds4_engine::backend::driver::{Driver, DriverBackend, OpenError, Vendor};
+use ds4_engine::device::Ordinal;
 use ds4_sim::{InputError, SimBackend, SimConfig};
 
 /// A backend by the name that users give it.
@@ -45,19 +47,15 @@ impl BackendKind {
 pub enum TargetError {
     /// The description of a simulated machine is wrong.
     Input(InputError),
-    /// This build cannot drive such devices.
-    Absent(BackendKind),
+    /// The devices cannot be opened.
+    Open(OpenError),
 }
 
 impl fmt::Display for TargetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(error) => error.fmt(f),
-            Self::Absent(kind) => write!(
-                f,
-                "the {} backend is not part of this version; use --backend sim",
-                kind.name()
-            ),
+            Self::Open(error) => error.fmt(f),
         }
     }
 }
@@ -67,6 +65,12 @@ impl std::error::Error for TargetError {}
 impl From<InputError> for TargetError {
     fn from(error: InputError) -> Self {
         Self::Input(error)
+    }
+}
+
+impl From<OpenError> for TargetError {
+    fn from(error: OpenError) -> Self {
+        Self::Open(error)
     }
 }
 
@@ -89,6 +93,27 @@ impl Target {
             kind: BackendKind::Sim,
             backend: sim.clone(),
             sim: Some(sim),
+        })
+    }
+
+    /// Real devices of a driver, by its own numbers and in this order.
+    ///
+    /// # Errors
+    /// [`TargetError::Open`].
+    pub fn real(
+        driver: &Driver,
+        ordinals: &[Ordinal],
+        force_bounce: bool,
+    ) -> Result<Self, TargetError> {
+        let backend = DriverBackend::open(driver, ordinals, force_bounce)?;
+        let kind = match backend.vendor() {
+            Vendor::Cuda => BackendKind::Cuda,
+            Vendor::Hip => BackendKind::Hip,
+        };
+        Ok(Self {
+            kind,
+            backend: Arc::new(backend),
+            sim: None,
         })
     }
 

@@ -4,6 +4,7 @@
 //! the driver. Everything that can be checked without a device (sizes, masks, handles, bounds of
 //! live blocks) is checked once, by [`crate::alloc`].
 
+#[expect(unsafe_code, reason = "drivers are C libraries")]
 pub mod driver;
 mod peer_probe;
 

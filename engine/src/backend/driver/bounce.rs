@@ -1,10 +1,11 @@
 //! Copies from device to device through page-locked host memory.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::BackendError;
 use crate::device::DeviceAddress;
 
+use super::context::Context;
 use super::device::Device;
 use super::load::Driver;
 use super::table::{RawHandle, Status};
@@ -23,22 +24,26 @@ pub(super) struct Bounce {
 struct Pinned {
     address: RawHandle,
     driver: Driver,
+    context: Arc<Context>,
 }
 
 impl Pinned {
-    fn new(driver: &Driver) -> Result<Self, Status> {
+    /// The device is the thread's already.
+    fn new(device: &Device) -> Result<Self, Status> {
         /// `CU_MEMHOSTALLOC_PORTABLE` and `hipHostMallocPortable`: pinned for every device.
         const PORTABLE: u32 = 1;
         let mut address = 0;
         // SAFETY: the place is valid.
         unsafe {
-            driver
+            device
+                .driver
                 .functions
                 .host_allocate(&raw mut address, 2 * PART_BYTES, PORTABLE)
         }?;
         Ok(Self {
             address,
-            driver: driver.clone(),
+            driver: device.driver.clone(),
+            context: Arc::clone(&device.context),
         })
     }
 
@@ -49,9 +54,11 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: it was allocated in `new`, and copies wait for their end. A driver that is
-        // shutting down refuses, and has then freed it.
-        let _ = unsafe { self.driver.functions.host_free(self.address) };
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: it was allocated in `new`, and copies wait for their end. A lost context
+            // refuses.
+            let _ = unsafe { self.driver.functions.host_free(self.address) };
+        }
     }
 }
 
@@ -65,7 +72,7 @@ impl Bounce {
     ) -> Result<(), BackendError> {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         if buffer.is_none() {
-            let pinned = source.with(2 * PART_BYTES as u64, || Pinned::new(&source.driver))?;
+            let pinned = source.with(2 * PART_BYTES as u64, || Pinned::new(source))?;
             *buffer = Some(pinned);
         }
         let Some(pinned) = buffer.as_ref() else {

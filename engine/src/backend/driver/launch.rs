@@ -1,6 +1,7 @@
 //! Loading the kernels of [`ds4_kernels`] and running them.
 
 use std::ffi::CString;
+use std::sync::Arc;
 
 use ds4_kernels::{Kernel, Launch};
 
@@ -8,14 +9,28 @@ use crate::backend::BackendError;
 use crate::device::StreamId;
 
 use super::Vendor;
+use super::context::Context;
 use super::device::{Device, raw};
 use super::load::Driver;
 use super::table::{RawHandle, Status};
 
-/// The kernels in one device's memory, unloaded with the device's context.
+/// The kernels in one device's memory.
 #[derive(Debug)]
 pub(super) struct Module {
+    raw: RawHandle,
+    driver: Driver,
+    context: Arc<Context>,
     functions: [RawHandle; Kernel::ALL.len()],
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: the module is live and nothing of it is used any more; a lost context
+            // refuses.
+            let _ = unsafe { self.driver.functions.module_unload(self.raw) };
+        }
+    }
 }
 
 impl Device {
@@ -32,7 +47,7 @@ impl Device {
         let function = function.ok_or_else(|| self.unknown(format!("no kernel {kernel:?}")))?;
         let arguments = launch.pack();
         let pointers = arguments.each_ref().map(std::ptr::from_ref);
-        let (blocks, threads) = launch.geometry();
+        let (blocks, threads) = ds4_kernels::geometry(launch);
         // SAFETY: the kernel takes the first of these six arguments, 8 bytes each, which live
         // until the driver has copied them; its addresses are the device's to check.
         self.with(0, || unsafe {
@@ -55,7 +70,7 @@ impl Device {
     fn load_module(&self) -> Result<Module, BackendError> {
         let mut refused = None;
         for image in images(self.driver.vendor) {
-            match self.with(0, || load(&self.driver, &image)) {
+            match self.with(0, || self.load(&image)) {
                 Ok(module) => return Ok(module),
                 Err(error @ BackendError::DeviceLost { .. }) => return Err(error),
                 Err(error) => refused = Some(error),
@@ -66,7 +81,30 @@ impl Device {
             call: "module load",
         }))
     }
+
+    /// The device is the thread's already.
+    fn load(&self, image: &[u8]) -> Result<Module, Status> {
+        let driver = &self.driver.functions;
+        let mut raw = 0;
+        // SAFETY: PTX ends with a NUL, a code object says its own length.
+        unsafe { driver.module_load(&raw mut raw, image.as_ptr()) }?;
+        let mut module = Module {
+            raw,
+            driver: self.driver.clone(),
+            context: Arc::clone(&self.context),
+            functions: [0; Kernel::ALL.len()],
+        };
+        for (function, kernel) in module.functions.iter_mut().zip(Kernel::ALL) {
+            let entry = CString::new(kernel.entry()).unwrap_or_default();
+            // SAFETY: the module was loaded above, and the name ends with a NUL.
+            unsafe { driver.module_function(function, raw, entry.as_ptr()) }?;
+        }
+        Ok(module)
+    }
 }
+
+/// The AMD architectures that there are code objects for.
+const ARCHITECTURES: [&str; 4] = ["gfx90a", "gfx942", "gfx1100", "gfx1151"];
 
 /// What may be loaded, in the order in which to try: PTX fits every NVIDIA device, a code object
 /// one architecture, which HIP names only in a structure whose layout depends on its version.
@@ -77,29 +115,10 @@ fn images(vendor: Vendor) -> Vec<Vec<u8>> {
             text.push(0);
             vec![text]
         }
-        Vendor::Hip => ds4_kernels::ARCHITECTURES
+        Vendor::Hip => ARCHITECTURES
             .iter()
             .filter_map(|architecture| ds4_kernels::code_object(architecture))
             .map(<[u8]>::to_vec)
             .collect(),
     }
-}
-
-fn load(driver: &Driver, image: &[u8]) -> Result<Module, Status> {
-    let driver = &driver.functions;
-    let mut module = 0;
-    // SAFETY: PTX ends with a NUL, a code object says its own length.
-    unsafe { driver.module_load(&raw mut module, image.as_ptr()) }?;
-    let mut functions = [0; Kernel::ALL.len()];
-    for (function, kernel) in functions.iter_mut().zip(Kernel::ALL) {
-        let entry = CString::new(kernel.entry()).unwrap_or_default();
-        // SAFETY: the module was loaded above, and the name ends with a NUL.
-        let found = unsafe { driver.module_function(function, module, entry.as_ptr()) };
-        if let Err(status) = found {
-            // SAFETY: it was loaded above and nothing of it is kept.
-            let _ = unsafe { driver.module_unload(module) };
-            return Err(status);
-        }
-    }
-    Ok(Module { functions })
 }
