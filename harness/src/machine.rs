@@ -144,6 +144,14 @@ impl Machine {
         Allocator::new(Arc::clone(target.backend()), config).map_err(Failure::failed)
     }
 
+    /// The same machine with these budgets, whatever is free.
+    #[must_use]
+    pub fn with_budgets(&self, budgets: Vec<DeviceBudget>) -> Self {
+        let mut machine = self.clone();
+        machine.config.budgets = budgets;
+        machine
+    }
+
     /// The placement hint, [`DeviceMask::EMPTY`] if none was given.
     #[must_use]
     pub fn placement(&self) -> DeviceMask {
