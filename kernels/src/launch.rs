@@ -204,6 +204,16 @@ impl Launch {
         })
     }
 
+    /// The size of an element, in bytes.
+    #[must_use]
+    pub const fn element_bytes(&self) -> u64 {
+        match self {
+            Self::Fill { .. } | Self::Checksum { .. } => 1,
+            Self::WritePattern { .. } | Self::CheckPattern { .. } => 8,
+            Self::AddF32 { .. } => 4,
+        }
+    }
+
     /// How many elements the kernel works on; with none of them it has nothing to do.
     #[must_use]
     pub const fn elements(&self) -> u64 {

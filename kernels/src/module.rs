@@ -35,12 +35,8 @@ pub fn code_object(arch: &str) -> Option<&'static [u8]> {
 /// the right result.
 #[must_use]
 pub fn geometry(launch: &Launch) -> (u32, u32) {
-    let element_bytes = match launch {
-        Launch::Fill { .. } | Launch::Checksum { .. } => 1,
-        Launch::WritePattern { .. } | Launch::CheckPattern { .. } => 8,
-        Launch::AddF32 { .. } => 4,
-    };
-    let groups = launch.elements().div_ceil(GROUP_BYTES / element_bytes);
+    let group = GROUP_BYTES / launch.element_bytes();
+    let groups = launch.elements().div_ceil(group);
     let blocks = groups.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
     (u32::try_from(blocks).unwrap_or(1), THREADS)
 }

@@ -337,7 +337,7 @@ impl SimBackend {
         }
         if !matches!(
             call,
-            Call::Write | Call::Read | Call::Fill | Call::CopyLocal | Call::CopyPeer
+            Call::Write | Call::Read | Call::Fill | Call::CopyLocal | Call::CopyPeer | Call::Launch
         ) {
             self.clock.advance(effects.delay_ns);
         }

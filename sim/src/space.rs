@@ -1,9 +1,17 @@
 //! The address space of one device.
 
+use ds4_engine::device::DeviceId;
+
 use crate::intervals::IntervalSet;
 
 /// Each device has this many bytes of addresses, so that an address tells its device.
 const SPACE_SHIFT: u32 = 44;
+
+/// The device to which an address belongs; the machine may have fewer.
+pub(crate) fn device_of(address: u64) -> Option<DeviceId> {
+    let number = usize::try_from(address >> SPACE_SHIFT).ok()?;
+    DeviceId::new(number.checked_sub(1)?)
+}
 
 /// Addresses of one device, handed out in ascending order.
 ///
@@ -71,6 +79,12 @@ mod tests {
         let b = first.take(4096, 4096).unwrap();
         assert!(b > a + 4096);
         assert_eq!(second.take(1, 256).unwrap(), 2 << 44);
+        assert_eq!(device_of(a), DeviceId::new(0));
+        assert_eq!(device_of((3 << 44) - 1), DeviceId::new(1));
+        assert_eq!(
+            (device_of(a % (1 << 44)), device_of(u64::MAX)),
+            (None, None)
+        );
         assert_eq!(first.take(1 << 44, 256), None);
     }
 
