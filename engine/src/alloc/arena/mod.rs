@@ -124,6 +124,10 @@ impl Arena {
         &self.pool
     }
 
+    pub(super) fn knows(&self, stream: StreamId) -> bool {
+        self.streams.knows(stream)
+    }
+
     pub(super) fn register_stream(&mut self, stream: StreamId) {
         self.streams.register(stream);
     }
@@ -151,9 +155,6 @@ impl Arena {
     ) -> Result<Granted, RefusalReason> {
         if let Some(detail) = &self.lost {
             return Err(lost(detail));
-        }
-        if !self.streams.knows(ask.stream) {
-            return Err(RefusalReason::UnknownStream { stream: ask.stream });
         }
         let Some(slot) = self.streams.slot(&mut self.pool, ask.stream) else {
             return Err(RefusalReason::UnknownStream { stream: ask.stream });
