@@ -10,6 +10,7 @@
 //! **Invariants**, checked by [`Pool::check`]:
 //! - the blocks of all regions, in address order, cover the address space without gap or overlap;
 //! - no two neighbours are free in the same space;
+//! - every wall stands where it was built and is nobody's, so that no block spans it;
 //! - a free block is in exactly the list of its class and space;
 //! - a search that finds nothing means that no free block of those spaces can hold the request
 //!   within the page limit.
@@ -125,6 +126,8 @@ pub struct Pool {
     /// Whole pages that lie inside one free block each.
     free_pages: u32,
     units: u32,
+    /// Where regions behind a wall begin, ascending: a wall is a used block of no units.
+    walls: Vec<u32>,
     /// The largest stretch that no block ever touched.
     virgin: (u32, u32),
     counters: PoolCounters,
@@ -158,6 +161,7 @@ impl Pool {
             total_pages: 0,
             free_pages: 0,
             units: 0,
+            walls: Vec::new(),
             virgin: (0, 0),
             counters: PoolCounters::default(),
         }
@@ -212,6 +216,7 @@ impl Pool {
         let offset = self.units;
         if wall && self.last != NONE {
             self.append(offset, 0, State::Used);
+            self.walls.push(offset);
         }
         self.units = end;
         self.total_pages = self.limit.map_or(0, |limit| end >> limit.shift);
@@ -287,6 +292,7 @@ impl Pool {
             if self.node(prev).units == 0 {
                 self.last = self.node(prev).prev;
                 self.vacate(prev);
+                self.walls.pop();
                 if self.last != NONE {
                     let last = self.last;
                     self.node_mut(last).next = NONE;
