@@ -69,7 +69,8 @@ enum Miss {
 }
 
 impl Arena {
-    /// Prepares a device; `budget_bytes` is rounded down to what its backing can hold.
+    /// Prepares a device, of which `info` was checked; `budget_bytes` is rounded down to what its
+    /// backing can hold.
     pub(super) fn open(
         backend: &dyn Backend,
         device: DeviceId,
@@ -82,12 +83,8 @@ impl Arena {
         let budget_bytes = budget_bytes.min(most) & !(granule - 1);
         let (pool, backing) = match info.page_bytes {
             Some(page_bytes) => {
-                let shift = page_bytes.trailing_zeros() - UNIT_BYTES.trailing_zeros();
-                let limit = u32::try_from(budget_bytes / page_bytes).unwrap_or(u32::MAX);
-                let mut pool = Pool::new(Some(PageLimit {
-                    shift,
-                    pages: limit,
-                }));
+                let most_pages = u32::try_from(budget_bytes / page_bytes).unwrap_or(u32::MAX);
+                let mut pool = Pool::new(PageLimit::new(page_bytes, most_pages));
                 let pages = Pages::reserve(backend, device, budget_bytes, page_bytes, most)?;
                 pool.extend(units_of(budget_bytes), false);
                 (pool, Backing::Pages(pages))

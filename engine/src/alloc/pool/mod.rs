@@ -50,6 +50,9 @@ const SMALL_REACH_UNITS: u32 = 1 << 18;
 /// Units that stay unused at the top of the number range, so that rounding up cannot wrap.
 const GUARD_UNITS: u32 = 1 << 24;
 
+/// The largest pages and granularity that the books can count in, in bytes (4 GiB).
+pub const MAX_GRANULE_BYTES: u64 = GUARD_UNITS as u64 * UNIT_BYTES;
+
 /// The most units that one pool spans, just under 1 TiB.
 pub const MAX_UNITS: u32 = u32::MAX - GUARD_UNITS;
 
@@ -108,10 +111,27 @@ pub(crate) struct Block {
 /// How many pages of which size the live blocks of a pool may touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageLimit {
-    /// A page is `1 << shift` units; at most 24.
-    pub shift: u32,
-    /// The most pages that live blocks may touch.
-    pub pages: u32,
+    /// A page is `1 << shift` units, at most [`GUARD_UNITS`].
+    shift: u32,
+    pages: u32,
+}
+
+impl PageLimit {
+    /// At most `pages` pages of `page_bytes`; `None` unless [`is_granule`] holds for them.
+    #[must_use]
+    pub fn new(page_bytes: u64, pages: u32) -> Option<Self> {
+        is_granule(page_bytes).then(|| Self {
+            shift: (page_bytes / UNIT_BYTES).trailing_zeros(),
+            pages,
+        })
+    }
+}
+
+/// Whether memory that comes in pieces of `bytes` can be counted: a power of two from
+/// [`UNIT_BYTES`] to [`MAX_GRANULE_BYTES`].
+#[must_use]
+pub fn is_granule(bytes: u64) -> bool {
+    bytes.is_power_of_two() && (UNIT_BYTES..=MAX_GRANULE_BYTES).contains(&bytes)
 }
 
 /// The blocks of one device.
@@ -148,10 +168,6 @@ impl Pool {
     /// ```
     #[must_use]
     pub fn new(limit: Option<PageLimit>) -> Self {
-        let limit = limit.map(|limit| PageLimit {
-            shift: limit.shift.min(24),
-            ..limit
-        });
         Self {
             nodes: Vec::new(),
             vacant: NONE,
