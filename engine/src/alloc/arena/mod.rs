@@ -15,7 +15,7 @@ use super::pool::{
 };
 use super::report::PoolStats;
 use pages::Pages;
-use slabs::{Slabs, slab_bytes, usable_bytes};
+use slabs::{Slabs, usable_bytes};
 use streams::Streams;
 
 /// What stands behind the books.
@@ -91,7 +91,7 @@ impl Arena {
             }
             None => (
                 Pool::new(None),
-                Backing::Slabs(Slabs::new(device, budget_bytes)),
+                Backing::Slabs(Slabs::new(device, budget_bytes, info.granularity_bytes)),
             ),
         };
         Ok(Self {
@@ -447,8 +447,7 @@ impl Arena {
             }
             Backing::Slabs(slabs) => {
                 let free = u64::from(self.pool.largest_free()) * UNIT_BYTES;
-                let left = self.budget_bytes.saturating_sub(slabs.reserved_bytes());
-                free.max(usable_bytes(left))
+                free.max(usable_bytes(slabs.left_bytes()))
             }
         }
     }
@@ -458,7 +457,7 @@ impl Arena {
         let Backing::Slabs(slabs) = &mut self.backing else {
             return Ok(false);
         };
-        let need_bytes = slab_bytes(u64::from(ask.units) * UNIT_BYTES);
+        let need_bytes = slabs.slab_bytes(u64::from(ask.units) * UNIT_BYTES);
         let most_kept_bytes = self.budget_bytes.saturating_sub(need_bytes);
         let count = slabs.excess(most_kept_bytes);
         if need_bytes > self.budget_bytes || count == 0 || count > self.pool.free_regions_at_end() {
