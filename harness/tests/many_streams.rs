@@ -32,6 +32,25 @@ fn an_unknown_stream_is_named_whether_the_device_is_full_or_not() {
 }
 
 #[test]
+fn a_stream_past_those_that_the_books_tell_apart_is_refused_and_the_others_go_on() {
+    let sim = machine(&[64], true);
+    let allocator = allocator(&sim);
+    let mut last = DEFAULT;
+    for _ in 0..8191 {
+        allocator.allocate(&stream_on(last, 256)).unwrap();
+        last = allocator.create_stream(gpu(0)).unwrap();
+    }
+    let before = allocator.state_hash();
+    let named = [(gpu(0), RefusalReason::UnknownStream { stream: last })];
+    assert_eq!(reasons(allocator.allocate(&stream_on(last, 256))), named);
+    assert_eq!(allocator.state_hash(), before);
+    for stream in [DEFAULT, StreamId(1), StreamId(last.0 - 1)] {
+        allocator.allocate(&stream_on(stream, 256)).unwrap();
+    }
+    assert_clean(&sim, allocator);
+}
+
+#[test]
 fn tens_of_thousands_of_streams_are_made_and_thousands_take_memory() {
     let sim = machine(&[64], true);
     let allocator = allocator(&sim);

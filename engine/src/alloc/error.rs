@@ -136,7 +136,8 @@ pub enum RefusalReason {
         /// What the driver said.
         detail: String,
     },
-    /// The device has no such stream.
+    /// The device has no such stream, or 8,191 streams took its memory before this one: the books
+    /// tell no more apart.
     UnknownStream {
         /// The stream asked for.
         stream: StreamId,
