@@ -11,20 +11,20 @@ use ds4_sim::{SimBackend, SimConfig, SimDevice};
 
 const GRANULARITIES: [u64; 6] = [256, 64 * KIB, 2 * MIB, 4 * MIB, 16 * MIB, 64 * MIB];
 
-fn bare(capacity_bytes: u64, granularity_bytes: u64) -> Arc<SimBackend> {
+fn bare(capacity_bytes: u64, granularity_bytes: u64) -> SimConfig {
     let device = SimDevice {
         page_bytes: None,
         granularity_bytes,
         ..SimDevice::new(capacity_bytes)
     };
-    Arc::new(SimBackend::new(SimConfig::new("bare", vec![device])).unwrap())
+    SimConfig::new("bare", vec![device])
 }
 
 #[test]
 fn the_bytes_booked_for_slabs_are_what_the_device_loses() {
     for granularity in GRANULARITIES {
         for budget_bytes in [128 * MIB, 200 * MIB + 512, 250 * MIB - 256] {
-            let sim = bare(256 * MIB, granularity);
+            let sim = Arc::new(SimBackend::new(bare(256 * MIB, granularity)).unwrap());
             let config = AllocatorConfig {
                 budgets: vec![budget(budget_bytes)],
                 ..AllocatorConfig::default()
@@ -53,7 +53,7 @@ fn the_bytes_booked_for_slabs_are_what_the_device_loses() {
 #[test]
 fn what_a_slab_gains_by_a_large_granularity_is_used() {
     for granularity in GRANULARITIES {
-        let sim = bare(256 * MIB, granularity);
+        let sim = Arc::new(SimBackend::new(bare(256 * MIB, granularity)).unwrap());
         let allocator = allocator(&sim);
         let largest = allocator.stats(gpu(0)).unwrap().largest_free_bytes;
         assert_eq!(largest, 254 * MIB);
@@ -65,7 +65,7 @@ fn what_a_slab_gains_by_a_large_granularity_is_used() {
 
 #[test]
 fn a_granularity_that_cannot_be_counted_in_is_refused() {
-    let sim = bare(64 * GIB, 8 * GIB);
+    let sim = Arc::new(SimBackend::new(bare(64 * GIB, 8 * GIB)).unwrap());
     let refused = ds4_engine::alloc::Allocator::new(sim, AllocatorConfig::default());
     assert_eq!(
         refused.unwrap_err(),
