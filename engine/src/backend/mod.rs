@@ -144,7 +144,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Free and total bytes of the device, other processes' use included.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo, BackendError>;
 
-    /// Takes `bytes` of memory, aligned to 256 bytes or more.
+    /// Takes `bytes` of memory, aligned to 256 bytes or more; the device loses as many as
+    /// [`DeviceInfo::granularity_bytes`] rounds them up to.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<DeviceAddress, BackendError>;
 
     /// Gives back what [`Backend::allocate`] returned.

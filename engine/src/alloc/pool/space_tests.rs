@@ -257,6 +257,44 @@ proptest! {
 }
 
 #[test]
+fn a_wall_that_is_not_used_or_is_gone_fails_the_check() {
+    let mut pool = Pool::new(None);
+    pool.extend(100, false);
+    pool.extend(100, true);
+    assert_eq!(pool.check(), Ok(()));
+    let wall = pool.node(pool.last).prev;
+    let mut pending = pool.clone();
+    pending.defer(wall);
+    assert!(
+        pending
+            .check()
+            .unwrap_err()
+            .contains("no units at unit 100")
+    );
+    // Free neighbours merge over it.
+    let mut freed = pool.clone();
+    freed.release(wall, OPEN);
+    assert_eq!(freed.largest_free(), 200);
+    assert!(
+        freed
+            .check()
+            .unwrap_err()
+            .contains("the wall at unit 100 is gone")
+    );
+    // A live block on either side keeps it visible.
+    let mut between = pool.clone();
+    assert!(between.allocate(Want::units(100)).is_some());
+    assert!(between.allocate(Want::units(100)).is_some());
+    between.release(wall, OPEN);
+    assert!(
+        between
+            .check()
+            .unwrap_err()
+            .contains("no units at unit 100")
+    );
+}
+
+#[test]
 fn touching_an_end_of_what_nobody_touched_keeps_the_larger_part() {
     let mut pool = Pool::new(None);
     pool.extend(100, false);
