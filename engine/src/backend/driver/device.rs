@@ -15,6 +15,9 @@ use super::stream::{Event, Stream};
 use super::table::{PageProperties, RawHandle, Status};
 use super::vendor::Attribute;
 
+/// The drivers take memory from the device in pieces of this size, and small allocations share one.
+const GRANULARITY_BYTES: u64 = 2 << 20;
+
 /// A device with its open context.
 #[derive(Debug)]
 pub(super) struct Device {
@@ -163,6 +166,7 @@ impl Device {
             uuid: uuid_text(uuid),
             total_bytes: total as u64,
             page_bytes: self.page_bytes()?,
+            granularity_bytes: GRANULARITY_BYTES,
         })
     }
 
