@@ -9,6 +9,7 @@ use ds4_engine::selection::SelectionFlags;
 const EXAMPLES: &str = "\
 Examples:
   ds4 check                                     prove the allocator on simulated GPUs, a few seconds
+  ds4 validate --backend cuda --level 1         is the hardware healthy: memory, paths, speed
   ds4 replay trace.jsonl.gz --gpu-vram 8,8      run a recorded trace on two 8 GiB GPUs
   ds4 fit snapshot.pickle                       the least memory that a recorded run needs
   ds4 plan --model model.gguf --gpu-vram 24,24  does this model fit, and where does each layer go
@@ -17,6 +18,27 @@ Examples:
 Devices are simulated unless --backend names a real one. Exit codes: 0 ok, 1 a check failed or a
 request was refused, 2 usage, 3 regression, 4 nothing done or no device, 70 internal error,
 75 busy, 124 deadline, 130 interrupted.";
+
+const VALIDATE_HELP: &str = "\
+Examples:
+  ds4 validate --backend cuda                       a look, seconds, no load
+  ds4 validate --backend cuda --level 1             nine tenths of the memory, every path
+  ds4 validate --backend cuda --level 2 --for 600   all devices at work for ten minutes
+  ds4 validate --backend cuda --level 1 --expect rack7.toml --format junit > health.xml
+
+What figures are held against: --expect, else what is shipped for the device's name, else like
+devices of this machine, else nothing (skip). A file of expectations:
+  device = \"NVIDIA H200\"           # the driver's name; all devices if absent
+  [[expect]]
+  figure = \"peer-copy\"             # host-to-device, device-to-host, host-bounce, device-copy,
+                                     # memory, nvlink, pcie-generation, pcie-width, devices
+  at_least = 350_000_000_000         # bytes per second, bytes, or a number of
+  otherwise = \"fail\"               # or warn
+  source = \"measured at delivery\"
+
+Exit codes: 0 all pass or warn, 1 a check failed or could not be made, 4 nothing measured or no such
+device, 75 a device is in use by others, 124 deadline, 130 interrupted; the last three leave what
+was found until then.";
 
 /// Places device memory on the GPUs you allow, refuses honestly and recovers: prove it, replay
 /// real traces, plan models.
@@ -29,7 +51,7 @@ pub struct Cli {
     /// The size of each tensor, for train, prefill and decode; also after the command.
     #[arg(long, value_parser = size, value_name = "SIZE", hide = true)]
     pub tensor_size: Option<u64>,
-    /// How to print the result: text, json, or junit (check only).
+    /// How to print the result: text, json, or junit (check, validate).
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     #[arg(hide_possible_values = true)]
     pub format: Format,
@@ -45,7 +67,7 @@ pub enum Format {
     Text,
     /// One JSON object with "schema": 1.
     Json,
-    /// JUnit XML (check only).
+    /// JUnit XML (check, validate).
     Junit,
 }
 
@@ -111,6 +133,9 @@ Examples:
   ds4 check --suite refusal,recovery --topology 8x24g-mixed
   ds4 check --seed 7 --cases 2000 --format junit > check.xml")]
     Check(CheckArgs),
+    /// Say whether devices are healthy: what was done, measured and expected.
+    #[command(after_help = VALIDATE_HELP)]
+    Validate(ValidateArgs),
     /// Run a recorded trace: PyTorch snapshot, RMM log, minimalloc, our JSONL; gzip as is.
     #[command(after_help = "\
 Examples:
@@ -168,6 +193,33 @@ pub struct CheckArgs {
     /// Run the recorded operations of a failed check again, and nothing else.
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["suite", "only", "cases"])]
     pub replay: Option<PathBuf>,
+}
+
+/// `ds4 validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// 0 looks (seconds), 1 tests memory and paths (a minute), 2 soaks (--for).
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub level: u8,
+    /// How long level 2 keeps all devices at work.
+    #[arg(long = "for", default_value_t = 120, value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub seconds: u64,
+    /// End with what is there after so many seconds; 30, 180, or 180 more than --for if absent.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=700_000))]
+    pub deadline: Option<u64>,
+    /// What figures must be, in TOML.
+    #[arg(long, value_name = "FILE.toml")]
+    pub expect: Option<PathBuf>,
+    /// Only these checks, by name.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    pub only: Vec<String>,
+    /// The most memory to take of each device; of simulated ones 256M if absent.
+    #[arg(long, value_parser = size, value_name = "SIZE")]
+    pub max_bytes: Option<u64>,
+    /// Load devices of which others hold more than a tenth.
+    #[arg(long)]
+    pub allow_busy: bool,
 }
 
 /// `ds4 replay`.

@@ -16,4 +16,5 @@ pub mod stopwatch;
 pub mod suite;
 pub mod target;
 pub mod trace;
+pub mod validate;
 pub mod workload;

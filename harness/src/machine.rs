@@ -216,7 +216,11 @@ pub fn refuse_flags(args: &MachineArgs, flags: &[Flag], command: &str) -> Result
     }
 }
 
-fn backend_kind(args: &MachineArgs) -> Result<BackendKind, Failure> {
+/// The backend that the flags name.
+///
+/// # Errors
+/// [`Failure`] with [`Exit::Usage`] for a name that no backend has.
+pub fn backend_kind(args: &MachineArgs) -> Result<BackendKind, Failure> {
     let Some(name) = args.backend.as_deref().filter(|name| !name.is_empty()) else {
         return Ok(BackendKind::Sim);
     };

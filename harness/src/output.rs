@@ -81,7 +81,7 @@ impl Console {
 
     /// Set once the user wants the command to end.
     #[must_use]
-    pub fn stop(&self) -> &AtomicBool {
+    pub fn stop(&self) -> &Arc<AtomicBool> {
         &self.stop
     }
 

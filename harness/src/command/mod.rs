@@ -6,6 +6,7 @@ mod devices;
 mod fit;
 mod plan;
 mod replay;
+mod validate;
 mod workload;
 
 use std::process::ExitCode;
@@ -89,9 +90,9 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         let help = serde_json::json!({ "help": WELCOME });
         return Ok(console.outcome(Exit::Ok, "ds4", WELCOME.to_owned(), help));
     };
-    if cli.format == Format::Junit && !matches!(command, Command::Check(_)) {
+    if cli.format == Format::Junit && !matches!(command, Command::Check(_) | Command::Validate(_)) {
         return Err(Failure::usage(format!(
-            "--format junit is for check; use text or json with {}",
+            "--format junit is for check and validate; use text or json with {}",
             name(command)
         )));
     }
@@ -105,6 +106,7 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Plan(args) => plan::run(&cli.machine, args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
         Command::Check(args) => check::check(&cli.machine, args, console),
+        Command::Validate(args) => validate::run(&cli.machine, args, console),
     }
 }
 
@@ -112,6 +114,7 @@ fn name(command: &Command) -> &'static str {
     match command {
         Command::Devices(_) => "devices",
         Command::Check(_) => "check",
+        Command::Validate(_) => "validate",
         Command::Replay(_) => "replay",
         Command::Fit(_) => "fit",
         Command::Plan(_) => "plan",
