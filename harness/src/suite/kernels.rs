@@ -126,9 +126,12 @@ impl Field {
 
     fn launch(&self, launch: &Launch) -> Held {
         let launched = self.backend.launch(self.device, StreamId::DEFAULT, launch);
-        launched.map_err(|error| match error {
-            BackendError::Unsupported { .. } => Failure::Skip(error.to_string()),
-            _ => Failure::Broken(format!("{launch:?}: {error}")),
+        launched.map_err(|error| {
+            if matches!(error, BackendError::Unsupported { .. }) {
+                Failure::Skip(error.to_string())
+            } else {
+                Failure::Broken(format!("{launch:?}: {error}"))
+            }
         })
     }
 
