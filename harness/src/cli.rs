@@ -28,12 +28,12 @@ Examples:
 
 What figures are held against: --expect, else what is shipped for the device's name, else like
 devices of this machine, else nothing (skip). A file of expectations:
-  device = \"NVIDIA H200\"           # the driver's name; all devices if absent
+  device = \"NVIDIA H200\"         # the driver's name; all devices if absent
   [[expect]]
-  figure = \"peer-copy\"             # host-to-device, device-to-host, host-bounce, device-copy,
-                                     # memory, nvlink, pcie-generation, pcie-width, devices
-  at_least = 350_000_000_000         # bytes per second, bytes, or a number of
-  otherwise = \"fail\"               # or warn
+  figure = \"peer-copy\"           # host-to-device, device-to-host, host-bounce, device-copy,
+                                 # memory, nvlink, pcie-generation, pcie-width, devices
+  at_least = 350_000_000_000     # bytes per second, bytes, or a number of
+  otherwise = \"fail\"             # or warn
   source = \"measured at delivery\"
 
 Exit codes: 0 all pass or warn, 1 a check failed or could not be made, 4 nothing measured or no such

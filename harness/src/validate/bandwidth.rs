@@ -1,14 +1,16 @@
 //! How fast bytes move, and whether they arrive.
 
+use std::cell::RefCell;
+
 use ds4_engine::backend::BackendError;
 use ds4_engine::bytes::{GIB, MIB};
 use ds4_engine::device::{DeviceAddress, DeviceId, PeerAccess, StreamId};
 use ds4_kernels::{Mismatch, Pattern};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::field::{Block, RESULT_BYTES, Span, WORD_BYTES};
 use super::load::{bytes_per_second, wrong_value};
-use super::run::{Finding, Group, Probe, Stop};
+use super::run::{Finding, Group, Probe, Stop, milliseconds};
 use super::{CheckId, Did, Level, Verdict};
 
 const fn test(name: &'static str, code: &'static str) -> CheckId {
@@ -183,23 +185,47 @@ fn copy_bytes(probe: &Probe<'_>, id: DeviceId, most: u64) -> Result<u64, Backend
     Ok((part / granule * granule).max(granule.min(part)) / WORD_BYTES * WORD_BYTES)
 }
 
-/// The median time of a copy, in nanoseconds.
+/// What was lost on the way, in words and figures.
+type Lost = Option<(String, Value)>;
+
+/// Copies again and again, each time into poisoned memory that is looked at afterwards; the median
+/// time counts, that of the first copy does not.
 fn timed(
     probe: &Probe<'_>,
-    mut copy: impl FnMut() -> Result<(), BackendError>,
-) -> Result<u64, Stop> {
-    copy()?;
+    moved_bytes: u64,
+    poison: &dyn Fn() -> Result<(), BackendError>,
+    copy: &dyn Fn() -> Result<(), BackendError>,
+    lost: &dyn Fn() -> Result<Lost, BackendError>,
+) -> Result<Outcome, Stop> {
     let mut times = Vec::new();
-    for _ in 0..ROUNDS {
+    for round in 0..=ROUNDS {
         if probe.stopped() {
             return Err(Stop::Interrupted);
         }
+        poison()?;
         let timer = probe.timer();
         copy()?;
-        times.push(timer.ns());
+        if round > 0 {
+            times.push(timer.ns());
+        }
+        if let Some((what, measured)) = lost()? {
+            let rounds = round as u64 + 1;
+            let did = timer.did(rounds * moved_bytes, rounds);
+            let finding = Finding::fail(did, format!("bytes were lost on the way: {what}"));
+            return Ok(Outcome::Done(finding.measured(measured)));
+        }
     }
+    let did = Did {
+        bytes: moved_bytes * ROUNDS as u64,
+        ops: ROUNDS as u64,
+        ms: milliseconds(times.iter().sum()),
+    };
     times.sort_unstable();
-    Ok(times.get(ROUNDS / 2).copied().unwrap_or(0))
+    let median = times.get(ROUNDS / 2).copied().unwrap_or(0);
+    Ok(Outcome::Speed {
+        rate: bytes_per_second(moved_bytes, median),
+        did,
+    })
 }
 
 /// A span over a block with its result behind it.
@@ -222,21 +248,10 @@ fn poison(span: &Span<'_>) -> Result<(), BackendError> {
     span.wait()
 }
 
-/// The speed, if the pattern arrived.
-fn arrived(to: &Span<'_>, moved: u64, ns: u64, did: Did) -> Result<Outcome, Stop> {
-    Ok(match to.check(PATTERN)? {
-        None => Outcome::Speed {
-            rate: bytes_per_second(moved, ns),
-            did,
-        },
-        Some(wrong) => Outcome::Done(
-            Finding::fail(
-                did,
-                format!("bytes were lost on the way: {}", wrong.sentence()),
-            )
-            .measured(wrong_value(&wrong)),
-        ),
-    })
+/// What of the pattern did not arrive.
+fn missing(to: &Span<'_>) -> Result<Lost, BackendError> {
+    let wrong = to.check(PATTERN)?;
+    Ok(wrong.map(|wrong| (wrong.sentence(), wrong_value(&wrong))))
 }
 
 fn host_words(bytes: u64) -> Vec<[u8; 8]> {
@@ -259,13 +274,10 @@ fn to_device(probe: &Probe<'_>, id: DeviceId) -> Result<Outcome, Stop> {
     let target = span(probe, id, &block, bytes);
     let mut host = host_words(bytes);
     PATTERN.write(&mut host, 0);
-    poison(&target)?;
-    let whole = probe.timer();
-    let ns = timed(probe, || {
-        backend.write(id, block.address, host.as_flattened())
-    })?;
-    let ops = ROUNDS as u64 + 1;
-    arrived(&target, bytes, ns, whole.did(ops * bytes, ops))
+    let copy = || backend.write(id, block.address, host.as_flattened());
+    timed(probe, bytes, &|| poison(&target), &copy, &|| {
+        missing(&target)
+    })
 }
 
 fn to_host(probe: &Probe<'_>, id: DeviceId) -> Result<Outcome, Stop> {
@@ -278,29 +290,25 @@ fn to_host(probe: &Probe<'_>, id: DeviceId) -> Result<Outcome, Stop> {
     let source = span(probe, id, &block, bytes);
     source.write(PATTERN)?;
     source.wait()?;
-    let mut host = host_words(bytes);
-    let whole = probe.timer();
-    let ns = timed(probe, || {
-        backend.read(id, block.address, host.as_flattened_mut())
-    })?;
-    let ops = ROUNDS as u64 + 1;
-    let did = whole.did(ops * bytes, ops);
-    Ok(match PATTERN.check(&host, 0) {
-        Ok(()) => Outcome::Speed {
-            rate: bytes_per_second(bytes, ns),
-            did,
-        },
-        Err(Mismatch {
-            position,
-            expected,
-            found,
-        }) => Outcome::Done(Finding::fail(
-            did,
-            format!(
-                "bytes were lost on the way: word {position} is {found:#018x}, not {expected:#018x}"
-            ),
-        )),
-    })
+    let host = RefCell::new(host_words(bytes));
+    let spoil = || {
+        host.borrow_mut().as_flattened_mut().fill(POISON);
+        Ok(())
+    };
+    let copy = || backend.read(id, block.address, host.borrow_mut().as_flattened_mut());
+    let lost = || {
+        let wrong = PATTERN.check(&host.borrow(), 0).err();
+        Ok(wrong.map(|wrong| {
+            let Mismatch {
+                position,
+                expected,
+                found,
+            } = wrong;
+            let what = format!("word {position} is {found:#018x}, expected {expected:#018x}");
+            (what, json!({ "position": position }))
+        }))
+    };
+    timed(probe, bytes, &spoil, &copy, &lost)
 }
 
 /// Through page-locked memory of the host and back to the same device; both ways count.
@@ -334,11 +342,9 @@ fn within(probe: &Probe<'_>, id: DeviceId, most: u64, copy: Copy<'_>) -> Result<
     let from = span(probe, id, &blocks.0, bytes);
     let to = span(probe, id, &blocks.1, bytes);
     from.write(PATTERN)?;
-    poison(&to)?;
-    let whole = probe.timer();
-    let ns = timed(probe, || copy(from.address, to.address, bytes))?;
-    let ops = ROUNDS as u64 + 1;
-    arrived(&to, 2 * bytes, ns, whole.did(2 * ops * bytes, ops))
+    from.wait()?;
+    let copy = || copy(from.address, to.address, bytes);
+    timed(probe, 2 * bytes, &|| poison(&to), &copy, &|| missing(&to))
 }
 
 fn peers(probe: &Probe<'_>) {
@@ -376,15 +382,14 @@ fn peer(probe: &Probe<'_>, from: DeviceId, to: DeviceId) -> Result<Outcome, Stop
     let target = span(probe, to, &far, bytes);
     source.write(PATTERN)?;
     source.wait()?;
-    poison(&target)?;
-    let whole = probe.timer();
-    let ns = timed(probe, || {
+    let copy = || {
         let (source, target) = ((from, near.address), (to, far.address));
         backend.copy_peer(source, target, bytes, StreamId::DEFAULT)?;
         backend.synchronize(from, StreamId::DEFAULT)
-    })?;
-    let ops = ROUNDS as u64 + 1;
-    arrived(&target, bytes, ns, whole.did(ops * bytes, ops))
+    };
+    timed(probe, bytes, &|| poison(&target), &copy, &|| {
+        missing(&target)
+    })
 }
 
 #[cfg(test)]

@@ -210,6 +210,13 @@ mod tests {
             let shipped = Expectations::shipped().unwrap();
             shipped.and_file(text, "e.toml").unwrap_err().to_string()
         });
-        insta::assert_snapshot!(said.join("\n"), @"");
+        insta::assert_snapshot!(said.join("\n"), @r"
+        e.toml: it expects nothing; add an [[expect]]
+        e.toml: line 3: invalid value: integer `-1`, expected u64; `ds4 validate --help` shows the form
+        e.toml: 'speed' is no figure; use host-to-device, device-to-host, host-bounce, device-copy, peer-copy, memory, nvlink, pcie-generation, pcie-width, devices
+        e.toml: nvlink has an empty source; say where the figure comes from
+        e.toml: line 1: missing field `source`; `ds4 validate --help` shows the form
+        e.toml: line 3: unknown field `width`, expected `device` or `expect`; `ds4 validate --help` shows the form
+        ");
     }
 }

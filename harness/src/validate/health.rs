@@ -389,7 +389,7 @@ fn power(health: &Health) -> Finding {
 
 fn processes(probe: &Probe<'_>, id: DeviceId) -> Result<Finding, Stop> {
     const ALONE: &str = "nobody else was on the device";
-    if probe.sim().is_some() {
+    if probe.sim().is_some() && probe.subject.monitor.is_err() {
         let memory = probe.backend().memory_info(id)?;
         let (held, _) = probe.held_by_others(id, memory);
         let finding = match held {
@@ -527,12 +527,13 @@ fn nvlink(probe: &Probe<'_>) {
                 ),
             };
             let finding = if *up < least {
-                Finding::new(otherwise, did(u64::from(*links > 0)), detail)
+                Finding::new(otherwise, did(*links as u64), detail)
                     .hint("links are down: see nvidia-smi nvlink --status and the fabric manager")
             } else if *errors > 0 {
-                Finding::warn(did(1), detail).hint("run level 2: it says whether the count rises")
+                Finding::warn(did(*links as u64), detail)
+                    .hint("run level 2: it says whether the count rises")
             } else {
-                Finding::pass(did(1), detail)
+                Finding::pass(did(*links as u64), detail)
             };
             finding
                 .measured(measured)
