@@ -80,7 +80,7 @@ pub(super) const GROUPS: &[Group] = &[
         body: |probe| {
             probe.each(&PCIE, |id| {
                 Ok(or_skip(
-                    probe.health(id).and_then(|health| health.pcie),
+                    probe.first_health(id).and_then(|health| health.pcie),
                     |pcie| self::pcie(probe, id, *pcie),
                 ))
             });
@@ -107,7 +107,7 @@ fn or_skip<T>(reading: Reading<T>, judge: impl FnOnce(&T) -> Finding) -> Finding
 }
 
 fn by_health(probe: &Probe<'_>, check: &CheckId, judge: fn(&Health) -> Finding) {
-    probe.each(check, |id| Ok(or_skip(probe.health(id), judge)));
+    probe.each(check, |id| Ok(or_skip(probe.first_health(id), judge)));
 }
 
 /// A bus id with its domain in four digits or more, as one library prints it and another does not.
@@ -135,7 +135,7 @@ fn identity(probe: &Probe<'_>, id: DeviceId) -> Finding {
                 same(&other.uuid, &info.uuid) || same(&other.pci_bus_id, &info.pci_bus_id)
             })
     });
-    let said = probe.health(id).and_then(|health| health.pci_bus_id);
+    let said = probe.first_health(id).and_then(|health| health.pci_bus_id);
     let expected = probe.subject.expectations.of("memory", &info.name);
     let measured = json!({
         "name": info.name, "ordinal": info.ordinal.0, "pci_bus_id": info.pci_bus_id,
@@ -399,7 +399,7 @@ fn processes(probe: &Probe<'_>, id: DeviceId) -> Result<Finding, Stop> {
         return Ok(finding.measured(json!({ "held_bytes": held })));
     }
     Ok(or_skip(
-        probe.health(id).and_then(|health| health.processes),
+        probe.first_health(id).and_then(|health| health.processes),
         |list| {
             if list.is_empty() {
                 return Finding::pass(did(1), ALONE);
@@ -498,7 +498,7 @@ fn pcie(probe: &Probe<'_>, id: DeviceId, pcie: Pcie) -> Finding {
 /// Links are judged by a profile, else by the device of this machine that has most of them.
 fn nvlink(probe: &Probe<'_>) {
     let active = |id: DeviceId| -> Reading<(u64, usize, u64)> {
-        let links = probe.health(id)?.links?;
+        let links = probe.first_health(id)?.links?;
         let up = links.iter().filter(|link| link.active).count();
         let errors = links.iter().filter_map(|link| link.errors.as_ref().ok());
         let errors = errors.fold(0_u64, |sum, one| sum.saturating_add(one.sum()));

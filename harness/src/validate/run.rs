@@ -1,5 +1,7 @@
 //! Running the checks of a level: one after another, no panic let through, no pass without work.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,11 +51,13 @@ const BUSY_PART: u64 = 10;
 /// Runs the checks into `record`; a set `stop` ends the run before the next one.
 pub fn run(subject: &Subject, options: &Options, record: &Record, stop: &AtomicBool) -> Run {
     record.set_origin(subject.target.origin());
+    let seen = RefCell::default();
     let probe = Probe {
         subject,
         options,
         record,
         stop,
+        seen: &seen,
     };
     let ended = probe.all();
     record.so_far(options.level, ended)
@@ -66,6 +70,7 @@ pub(super) struct Probe<'a> {
     pub(super) options: &'a Options,
     pub(super) stop: &'a AtomicBool,
     record: &'a Record,
+    seen: &'a RefCell<BTreeMap<DeviceId, Reading<Health>>>,
 }
 
 impl Probe<'_> {
@@ -146,7 +151,7 @@ impl Probe<'_> {
     /// How much of a device others hold, and who they are.
     pub(super) fn held_by_others(&self, id: DeviceId, memory: MemoryInfo) -> (u64, String) {
         let used = memory.total_bytes.saturating_sub(memory.free_bytes);
-        match self.health(id).and_then(|health| health.processes) {
+        match self.first_health(id).and_then(|health| health.processes) {
             Ok(processes) if !processes.is_empty() => {
                 let known: Option<u64> = processes.iter().map(|process| process.bytes).sum();
                 let who: Vec<String> = processes
@@ -194,7 +199,13 @@ impl Probe<'_> {
         self.info(id).map_or("", |info| info.name.as_str())
     }
 
-    /// What the monitor says about a device.
+    /// What the monitor said about a device when it was first asked: reading all takes a while.
+    pub(super) fn first_health(&self, id: DeviceId) -> Reading<Health> {
+        let mut seen = self.seen.borrow_mut();
+        seen.entry(id).or_insert_with(|| self.health(id)).clone()
+    }
+
+    /// What the monitor says about a device now.
     pub(super) fn health(&self, id: DeviceId) -> Reading<Health> {
         let monitor = self.subject.monitor.as_ref().map_err(Clone::clone)?;
         let uuid = self.info(id).map_or("", |info| info.uuid.as_str());

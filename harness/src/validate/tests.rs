@@ -9,7 +9,9 @@ use ds4_sim::{FaultPlan, Link, SimConfig};
 use super::*;
 
 /// Answers for every device with what a function makes of its UUID and the number of the call.
-struct Fake(Box<dyn Fn(&str, u64) -> Health + Send + Sync>, AtomicU64);
+struct Fake(Answer, AtomicU64);
+
+type Answer = Box<dyn Fn(&str, u64) -> Health + Send + Sync>;
 
 impl std::fmt::Debug for Fake {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -66,6 +68,10 @@ fn healthy() -> Health {
         compute_mode: Ok("default".to_owned()),
         ..Health::unread("not told")
     }
+}
+
+fn first_link(health: &mut Health) -> &mut LinkErrors {
+    health.links.as_mut().unwrap()[0].errors.as_mut().unwrap()
 }
 
 fn small(devices: usize) -> SimConfig {
@@ -258,17 +264,7 @@ fn each_reading_that_is_bad_gets_its_verdict() {
             |h| h.pcie = Err("not told".to_owned()),
             Verdict::Skip,
         ),
-        (
-            "nvlink",
-            |h| {
-                h.links.as_mut().unwrap()[0]
-                    .errors
-                    .as_mut()
-                    .unwrap()
-                    .crc_data = 3
-            },
-            Verdict::Warn,
-        ),
+        ("nvlink", |h| first_link(h).crc_data = 3, Verdict::Warn),
         (
             "nvlink",
             |h| h.links = Err("not told".to_owned()),
@@ -545,20 +541,8 @@ fn counters_that_rise_under_load_are_told() {
             Verdict::Warn,
         ),
         (|h, n| h.pcie_replays = Ok(n), Verdict::Warn),
-        (
-            |h, n| {
-                h.links.as_mut().unwrap()[0]
-                    .errors
-                    .as_mut()
-                    .unwrap()
-                    .recovery = n
-            },
-            Verdict::Fail,
-        ),
-        (
-            |h, n| h.links.as_mut().unwrap()[0].errors.as_mut().unwrap().replay = n,
-            Verdict::Warn,
-        ),
+        (|h, n| first_link(h).recovery = n, Verdict::Fail),
+        (|h, n| first_link(h).replay = n, Verdict::Warn),
     ];
     for (count, verdict) in cases {
         let subject = watched(move |_, call| {
