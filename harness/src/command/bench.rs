@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::bench::{Options, measure};
+use crate::bench::{Measured, Options, measure};
 use crate::cli::{BenchArgs, MachineArgs};
 use crate::exit::Exit;
 use crate::machine::{Flag, refuse_flags};
@@ -32,13 +32,14 @@ pub(super) fn alloc(
     let mut text = String::from(
         "simulated devices: the host's work alone, no driver's; least ns per operation of a round\n\n",
     );
-    let rows = measure(&options, Vec::new(), |row| {
+    let measured = measure(&options, Vec::new(), console.stop(), |row| {
         bar.inc(1);
         text.push_str(&format!("{row}\n"));
     })
     .map_err(Failure::failed)?;
     bar.finish_and_clear();
-    if rows.is_empty() {
+    let Measured { rows, incomplete } = measured;
+    if rows.is_empty() && !incomplete {
         return Err(Failure {
             exit: Exit::NothingDone,
             message: "no bench has that in its name; see ds4 bench alloc without --only".to_owned(),
@@ -47,8 +48,15 @@ pub(super) fn alloc(
     let value = json!({
         "backend": "sim",
         "rows": rows,
+        "incomplete": incomplete,
         "machine": { "cores": std::thread::available_parallelism().map_or(1, usize::from),
                      "arch": std::env::consts::ARCH, "os": std::env::consts::OS },
     });
-    Ok(console.outcome(Exit::Ok, "bench", text, value))
+    let exit = if incomplete {
+        text.push_str("\nincomplete: interrupted\n");
+        Exit::Interrupted
+    } else {
+        Exit::Ok
+    };
+    Ok(console.outcome(exit, "bench", text, value))
 }
