@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ds4_engine::alloc::placement::OrphanPolicy;
 use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Observer};
-use ds4_engine::bytes::format_bytes;
+use ds4_engine::bytes::{GIB, format_bytes};
 use ds4_engine::device::{DeviceMask, Ordinal};
 use ds4_engine::selection::{Budget, Selection};
 use ds4_sim::{FaultPlan, MAX_CAPACITY_BYTES, SimConfig, SimDevice, Topology, read_file};
@@ -216,11 +216,11 @@ fn sized_machine(selection: &Selection) -> Result<SimConfig, Failure> {
         }
         if bytes > MAX_CAPACITY_BYTES {
             return Err(Failure::usage(format!(
-                "--gpu-vram: {} for {} exceeds the largest simulated device, {}; plain numbers are \
-                 GiB, so write 24 for 24 GiB and 512M for 512 MiB",
-                format_bytes(bytes),
+                "--gpu-vram: {} GiB for {} exceeds the largest simulated device, {} GiB; plain \
+                 numbers are GiB, so write 24 for 24 GiB and 512M for 512 MiB",
+                bytes.div_ceil(GIB),
                 device.id,
-                format_bytes(MAX_CAPACITY_BYTES)
+                MAX_CAPACITY_BYTES / GIB
             )));
         }
         devices.push(simulated);

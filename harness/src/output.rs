@@ -254,13 +254,13 @@ pub fn table_in_parts(rows: &[Vec<String>]) -> String {
 pub fn wrapped(sentence: &str, indent: &str) -> String {
     let mut text = String::new();
     let mut column = 0;
-    for word in sentence.split(' ') {
+    for (place, word) in sentence.split(' ').enumerate() {
         let length = word.chars().count();
-        if column > 0 && column + 1 + length > WIDTH {
+        if place > 0 && column + 1 + length > WIDTH {
             text.push('\n');
             text.push_str(indent);
             column = indent.chars().count();
-        } else if column > 0 {
+        } else if place > 0 {
             text.push(' ');
             column += 1;
         }

@@ -303,7 +303,40 @@ fn a_recorded_check_is_junit_where_junit_was_asked_for() {
 fn a_size_beyond_every_device_is_refused_with_unit_limit_and_form() {
     let (code, _, error) = run(&["train", "--gpu-vram", "4097"]);
     assert_eq!(code, 2);
-    for part in ["--gpu-vram", "4 TiB", "plain numbers are GiB", "512M"] {
+    for part in [
+        "--gpu-vram: 4097 GiB",
+        "4096 GiB",
+        "plain numbers are GiB",
+        "512M",
+    ] {
         assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn no_line_of_a_check_of_any_machine_is_wider_than_100_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("odd.toml");
+    let device = "[[device]]\nname = 'd'\ncapacity = '24GiB'\ngranularity = '8GiB'\n";
+    fs::write(&path, format!("machine = 'odd'\n{}", device.repeat(32))).unwrap();
+    let path = path.to_str().unwrap();
+    for arguments in [
+        &["check", "--cases", "4", "--suite", "refusal,recovery"][..],
+        &[
+            "check",
+            "--cases",
+            "4",
+            "--suite",
+            "recovery,determinism",
+            "--topology",
+            path,
+        ],
+        &["devices", "--topology", path],
+    ] {
+        let (code, out, error) = run(arguments);
+        assert_eq!(code, 0, "{error}");
+        for line in out.lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
     }
 }

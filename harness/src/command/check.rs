@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::cli::{CheckArgs, Format, MachineArgs};
 use crate::exit::Exit;
 use crate::machine::{Flag, MIXED, Machine, backend_kind, refuse_flags};
-use crate::output::{Console, Failure, Outcome, counted};
+use crate::output::{Console, Failure, Outcome, counted, wrapped};
 use crate::suite::junit::to_xml;
 use crate::suite::script::Script;
 use crate::suite::{
@@ -121,12 +121,14 @@ fn render(origin: &str, options: &CheckOptions, run: &CheckRun) -> String {
         if suite.replace(check.suite) != Some(check.suite) {
             text.push_str(&format!("{}\n", check.suite));
         }
-        text.push_str(&format!(
-            "  {:<5} {} ({})\n",
+        let line = format!(
+            "  {:<5} {} ({})",
             word(check.verdict),
             check.name,
             check.did
-        ));
+        );
+        text.push_str(&wrapped(&line, "        "));
+        text.push('\n');
     }
     for check in run
         .checks
@@ -168,7 +170,11 @@ fn word(verdict: Verdict) -> &'static str {
 }
 
 fn explain(check: &CheckResult) -> String {
-    let mut text = format!("{} {}: {}\n", word(check.verdict), check.name, check.detail);
+    let sentence = format!("{} {}: {}", word(check.verdict), check.name, check.detail);
+    let mut text: String = sentence
+        .lines()
+        .map(|line| format!("{}\n", wrapped(line, "  ")))
+        .collect();
     if check.verdict != Verdict::Skip {
         text.push_str(&format!("  again: {}\n", check.repro));
     }
