@@ -5,10 +5,10 @@ use std::sync::Arc;
 use ds4_engine::alloc::placement::OrphanPolicy;
 use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Observer};
 use ds4_engine::backend::driver::{Driver, Vendor, bounce_is_forced};
-use ds4_engine::bytes::format_bytes;
+use ds4_engine::bytes::{GIB, format_bytes};
 use ds4_engine::device::{DeviceMask, Ordinal};
 use ds4_engine::selection::{Budget, Selection};
-use ds4_sim::{FaultPlan, SimConfig, SimDevice, Topology};
+use ds4_sim::{FaultPlan, MAX_CAPACITY_BYTES, SimConfig, SimDevice, Topology, read_file};
 
 use crate::cli::MachineArgs;
 use crate::exit::Exit;
@@ -216,7 +216,11 @@ pub fn refuse_flags(args: &MachineArgs, flags: &[Flag], command: &str) -> Result
     }
 }
 
-fn backend_kind(args: &MachineArgs) -> Result<BackendKind, Failure> {
+/// The backend of the flags, the simulator if they name none.
+///
+/// # Errors
+/// [`Failure`] for a name that is no backend.
+pub fn backend_kind(args: &MachineArgs) -> Result<BackendKind, Failure> {
     let Some(name) = args.backend.as_deref().filter(|name| !name.is_empty()) else {
         return Ok(BackendKind::Sim);
     };
@@ -246,6 +250,15 @@ fn sized_machine(selection: &Selection) -> Result<SimConfig, Failure> {
                 format_bytes(bytes),
                 device.id,
                 format_bytes(least)
+            )));
+        }
+        if bytes > MAX_CAPACITY_BYTES {
+            return Err(Failure::usage(format!(
+                "--gpu-vram: {} GiB for {} exceeds the largest simulated device, {} GiB; plain \
+                 numbers are GiB, so write 24 for 24 GiB and 512M for 512 MiB",
+                bytes.div_ceil(GIB),
+                device.id,
+                MAX_CAPACITY_BYTES / GIB
             )));
         }
         devices.push(simulated);
@@ -285,12 +298,8 @@ fn read_plan(args: &MachineArgs, devices: usize) -> Result<Option<FaultPlan>, Fa
     let Some(path) = &args.faults else {
         return Ok(None);
     };
+    let json = read_file(path, "the fault plan").map_err(Failure::usage)?;
     let name = path.display().to_string();
-    let json = std::fs::read(path).map_err(|error| {
-        Failure::usage(format!(
-            "{name}: the fault plan cannot be read ({error}); check the path"
-        ))
-    })?;
     let plan = FaultPlan::from_json(&json, &name).map_err(Failure::usage)?;
     plan.check_devices(devices).map_err(Failure::usage)?;
     Ok(Some(plan))

@@ -72,10 +72,12 @@ mod topology;
 
 pub use call::{Call, CallCounts};
 pub use clock::{Clock, VirtualClock};
-pub use config::{Link, MAX_CAPACITY_BYTES, MIN_GRANULE_BYTES, SimConfig, SimDevice};
+pub use config::{
+    Link, MAX_CAPACITY_BYTES, MAX_NAME_CHARS, MAX_PAGES, MIN_GRANULE_BYTES, SimConfig, SimDevice,
+};
 pub use fault::{Fault, FaultCount, FaultKind, FaultPlan};
 pub use finding::{Finding, LedgerBlock, StreamRace};
-pub use input::InputError;
+pub use input::{InputError, MAX_FILE_BYTES, read_file};
 pub use ledger::Ledger;
 pub use machine::SimBackend;
 pub use memory::{OutOfBounds, POISON, SparseBytes};

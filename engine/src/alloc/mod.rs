@@ -41,7 +41,7 @@ pub use open::{AllocatorConfig, DeviceBudget};
 use placement::{Load, OrphanPolicy, candidates, least_loaded};
 pub use pool::{BlockState, BlockView, Lifetime, PoolCounters};
 use pool::{MAX_UNITS, UNIT_BYTES};
-pub use report::{AllocatorReport, PoolStats};
+pub use report::{AllocatorReport, PoolRange, PoolStats};
 pub use request::{Allocation, Handle, MAX_ALIGN_BYTES, Request};
 
 /// One device's part.

@@ -2,11 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ds4_engine::alloc::{Allocation, FreeError, Handle, Request};
-use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
-use ds4_sim::{Link, SimBackend, SimConfig, SimDevice};
+use ds4_sim::SimBackend;
 
 use super::draw::STREAMS;
 use super::script::{Op, Script};
@@ -17,50 +17,37 @@ use crate::target::Target;
 /// How long a use on a further stream takes, in simulated nanoseconds.
 const FURTHER_USE_NS: u64 = 50_000;
 
-/// The machine of a script.
-pub(super) fn machine(script: &Script) -> Result<Target, Failure> {
-    let devices: Vec<SimDevice> = script
-        .devices
-        .iter()
-        .map(|device| SimDevice {
-            page_bytes: device.pages.then_some(2 * MIB),
-            granularity_bytes: 64 << 10,
-            ..SimDevice::new(device.capacity_bytes)
-        })
-        .collect();
-    let mut config = SimConfig::new("script", devices);
-    for (to, device) in ids(script.devices.len()).zip(&script.devices) {
-        for from in ids(script.devices.len()).filter(|from| *from != to && !device.peers) {
-            config.set_link(from, to, Link::absent());
-        }
-    }
-    Target::simulated(config).map_err(Failure::error)
-}
-
 fn ids(count: usize) -> impl Iterator<Item = DeviceId> {
     (0..count).filter_map(DeviceId::new)
 }
 
+/// How a script's run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Replayed {
+    /// Everything holds.
+    Holds,
+    /// What does not hold, as a sentence.
+    Broken(String),
+    /// Why it could not be run.
+    Failed(String),
+    /// It was ended early.
+    Stopped,
+}
+
 /// Runs a script: its operations under its faults, then what must work without them.
-///
-/// # Errors
-/// What does not hold, as a sentence.
-pub fn replay(script: &Script) -> Result<(), String> {
-    match play_safely(script) {
-        Ok(_) => Ok(()),
-        Err(
-            Failure::Broken(why)
-            | Failure::Shown(why, _)
-            | Failure::Skip(why)
-            | Failure::Error(why),
-        ) => Err(why),
-        Err(Failure::Stopped) => Err("stopped".to_owned()),
+#[must_use]
+pub fn replay(script: &Script, stop: &AtomicBool) -> Replayed {
+    match play_safely(script, stop) {
+        Ok(_) => Replayed::Holds,
+        Err(Failure::Broken(why) | Failure::Shown(why, _)) => Replayed::Broken(why),
+        Err(Failure::Skip(why) | Failure::Error(why)) => Replayed::Failed(why),
+        Err(Failure::Stopped) => Replayed::Stopped,
     }
 }
 
 /// As [`play`], with a panic as a failure, so that it can be shrunk like any other.
-pub(super) fn play_safely(script: &Script) -> Result<Tally, Failure> {
-    catch_unwind(AssertUnwindSafe(|| play(script))).unwrap_or_else(|payload| {
+pub(super) fn play_safely(script: &Script, stop: &AtomicBool) -> Result<Tally, Failure> {
+    catch_unwind(AssertUnwindSafe(|| play(script, stop))).unwrap_or_else(|payload| {
         Err(Failure::Broken(format!(
             "panicked: {}",
             panic_text(&*payload)
@@ -75,8 +62,8 @@ pub(super) fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("without a message")
 }
 
-pub(super) fn play(script: &Script) -> Result<Tally, Failure> {
-    let target = machine(script)?;
+pub(super) fn play(script: &Script, stop: &AtomicBool) -> Result<Tally, Failure> {
+    let target = Target::simulated(script.config()).map_err(Failure::error)?;
     let world = World::open(target, Setup::default())?;
     let sim = world.simulated()?;
     let mut player = Player {
@@ -89,6 +76,9 @@ pub(super) fn play(script: &Script) -> Result<Tally, Failure> {
     player.world.faulty = !plan.faults.is_empty();
     player.sim.set_faults(plan).map_err(Failure::error)?;
     for (number, op) in script.ops.iter().enumerate() {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Failure::Stopped);
+        }
         let done = player.step(*op).and_then(|()| player.world.check());
         done.map_err(|failure| at(number, *op, failure))?;
     }

@@ -28,13 +28,13 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: Determinism,
         name: "addresses-decide-nothing",
-        needs: Needs::NOTHING,
+        needs: Needs::NOTHING.spare(),
         body: other_addresses,
     },
     Check {
         suite: Determinism,
         name: "histories-with-faults-repeat",
-        needs: Needs::SIM,
+        needs: Needs::OWN,
         body: faulty_twice,
     },
 ];
@@ -110,7 +110,7 @@ fn faulty_twice(trial: &mut Trial<'_>) -> Held {
     for case in 0..trial.cases.div_ceil(8) {
         trial.go_on()?;
         let script = draw(trial.seed, 0x200 + u64::from(case), 3, true);
-        let (once, again) = (play(&script)?, play(&script)?);
+        let (once, again) = (play(&script, trial.stop)?, play(&script, trial.stop)?);
         let same = once.hash == again.hash
             && once.sometimes == again.sometimes
             && once.faults == again.faults;

@@ -1,5 +1,7 @@
 //! Random operations under random faults, then without; and what such a campaign must have met.
 
+use crate::output::counted;
+
 use super::Suite::Faults;
 use super::campaign::play_safely;
 use super::draw::draw;
@@ -43,13 +45,13 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: Faults,
         name: "random-histories-hold-with-and-after-faults",
-        needs: Needs::SIM,
+        needs: Needs::OWN,
         body: campaign,
     },
     Check {
         suite: Faults,
         name: "random-histories-hold-without-faults",
-        needs: Needs::SIM,
+        needs: Needs::OWN,
         body: calm_campaign,
     },
 ];
@@ -83,9 +85,9 @@ fn run_histories(trial: &mut Trial<'_>, with_faults: bool) -> Held {
         let count = 1 + (case as usize * 7 + 2) % 5;
         let index = u64::from(case) + if with_faults { 0x1000 } else { 0x2000 };
         let script = draw(trial.seed, index, count, with_faults);
-        match play_safely(&script) {
+        match play_safely(&script, trial.stop) {
             Ok(tally) => trial.tally.add(&tally),
-            Err(Failure::Broken(why)) => return Err(shown(script, case, &why)),
+            Err(Failure::Broken(why)) => return Err(shown(trial, script, case, &why)),
             Err(other) => return Err(other),
         }
     }
@@ -93,18 +95,20 @@ fn run_histories(trial: &mut Trial<'_>, with_faults: bool) -> Held {
 }
 
 /// The failure with the smallest history that shows one.
-fn shown(script: Script, case: u32, why: &str) -> Failure {
-    let fails = |script: &Script| matches!(play_safely(script), Err(Failure::Broken(_)));
+fn shown(trial: &Trial<'_>, script: Script, case: u32, why: &str) -> Failure {
+    // Once stopped, no candidate fails, and what was found so far is the smallest.
+    let fails =
+        |script: &Script| matches!(play_safely(script, trial.stop), Err(Failure::Broken(_)));
     let mut small = shrink(script, &mut { fails });
-    let now = match play_safely(&small) {
+    let now = match play_safely(&small, trial.stop) {
         Err(Failure::Broken(now)) => now,
         _ => why.to_owned(),
     };
     small.about.clone_from(&now);
     let detail = format!(
-        "history {case}: {why}\nshrunk to {} operations and {} faults: {now}",
-        small.ops.len(),
-        small.faults.len()
+        "history {case}: {why}\nshrunk to {} and {}: {now}",
+        counted(small.ops.len() as u64, "operation"),
+        counted(small.faults.len() as u64, "fault")
     );
     Failure::Shown(detail, Box::new(small))
 }

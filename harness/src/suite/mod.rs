@@ -31,7 +31,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-pub use campaign::replay;
+pub use campaign::{Replayed, replay};
 pub use run::{check_names, run};
 
 /// A group of checks that users can ask for by name.
@@ -219,6 +219,21 @@ pub struct CheckRun {
 }
 
 impl CheckRun {
+    /// A run of one check that draws nothing.
+    #[must_use]
+    pub fn of(check: CheckResult) -> Self {
+        let mut totals = Totals::default();
+        totals.count(check.verdict);
+        Self {
+            checks: vec![check],
+            seed: 0,
+            state_hash: String::new(),
+            totals,
+            coverage: Vec::new(),
+            incomplete: false,
+        }
+    }
+
     /// The worst verdict: an error outweighs a failure, since it hides one; `None` without checks.
     #[must_use]
     pub fn worst(&self) -> Option<Verdict> {

@@ -44,7 +44,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: Recovery,
         name: "empty-slabs-make-room-for-a-larger-one",
-        needs: Needs::SIM,
+        needs: Needs::SIM.spare(),
         body: empty_slabs,
     },
 ];

@@ -48,11 +48,13 @@ fn ids(trial: &Trial<'_>) -> Vec<DeviceId> {
     DeviceMask::first(trial.devices()).iter().collect()
 }
 
-fn maps_pages(trial: &Trial<'_>, id: DeviceId) -> bool {
+fn page_bytes(trial: &Trial<'_>, id: DeviceId) -> Option<u64> {
     let infos = trial.target.backend().devices();
-    infos
-        .get(id.index())
-        .is_some_and(|info| info.page_bytes.is_some())
+    infos.get(id.index()).and_then(|info| info.page_bytes)
+}
+
+fn maps_pages(trial: &Trial<'_>, id: DeviceId) -> bool {
+    page_bytes(trial, id).is_some()
 }
 
 fn full_machine(trial: &mut Trial<'_>) -> Held {
@@ -149,9 +151,9 @@ fn other_processes(trial: &mut Trial<'_>) -> Held {
             mask: DeviceMask::only(id),
             ..Request::new(bytes)
         };
-        let pages = maps_pages(trial, id);
-        if pages {
-            world.grant(&on(3 * MIB / 2))?;
+        let page = page_bytes(trial, id);
+        if let Some(page) = page {
+            world.grant(&on(page / 4 * 3))?;
         }
         sim.take_memory(id, u64::MAX);
         let refusal = world.refuse(&on(world.budget(id) / 2))?;
@@ -161,9 +163,9 @@ fn other_processes(trial: &mut Trial<'_>) -> Held {
             driver,
             "the driver has no memory left, but the refusal says {refusal}"
         );
-        if pages {
+        if let Some(page) = page {
             // What is left of the page in use needs no memory from the driver.
-            world.grant(&on(256 * KIB))?;
+            world.grant(&on(page / 8))?;
         }
         sim.give_memory(id, u64::MAX);
         let half = world.budget(id) / 2;

@@ -23,6 +23,12 @@ const BUDGETS_MIB: [u64; 8] = [48, 32, 64, 24, 80, 40, 56, 16];
 /// So often a wait is tried again while faults are at work.
 const MOST_ATTEMPTS: u32 = 64;
 
+/// The budget of a device in a world that is not shrunk, in bytes.
+pub(super) fn usual_budget(device: DeviceId) -> u64 {
+    let budget = BUDGETS_MIB.get(device.index() % BUDGETS_MIB.len());
+    budget.map_or(0, |mib| mib * MIB)
+}
+
 /// How a world is set up.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Setup {
@@ -93,11 +99,10 @@ impl World {
         backend: &Arc<dyn Backend>,
         setup: &Setup,
     ) -> Result<Allocator, ds4_engine::alloc::InitError> {
-        let budgets = (0..backend.devices().len())
-            .map(|index| DeviceBudget {
-                configured_bytes: BUDGETS_MIB
-                    .get(index % BUDGETS_MIB.len())
-                    .map(|mib| (mib * MIB) >> setup.shrink),
+        let budgets = DeviceMask::first(backend.devices().len())
+            .iter()
+            .map(|id| DeviceBudget {
+                configured_bytes: Some(usual_budget(id) >> setup.shrink),
                 reserve_bytes: 0,
             })
             .collect();
