@@ -299,6 +299,31 @@ fn a_wall_that_is_not_used_or_is_gone_fails_the_check() {
 }
 
 #[test]
+fn a_wall_with_nothing_behind_it_fails_the_check() {
+    let mut pool = Pool::new(None);
+    pool.extend(100, false);
+    pool.append(100, 0, State::Used);
+    pool.walls.push(100);
+    assert!(pool.check().unwrap_err().contains("no units at unit 100"));
+}
+
+#[test]
+fn a_region_behind_a_wall_is_kept_as_untouched_only_if_it_is_larger() {
+    let mut pool = Pool::new(None);
+    let regions = [
+        (100, (0, 100)),
+        (50, (0, 100)),
+        (200, (150, 350)),
+        (200, (150, 350)),
+        (300, (550, 850)),
+    ];
+    for (units, kept) in regions {
+        pool.extend(units, true);
+        assert_eq!(pool.virgin, kept);
+    }
+}
+
+#[test]
 fn touching_an_end_of_what_nobody_touched_keeps_the_larger_part() {
     let mut pool = Pool::new(None);
     pool.extend(100, false);
