@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use ds4_engine::backend::Backend;
 use ds4_engine::backend::driver::{Driver, DriverBackend, OpenError, Vendor};
+use ds4_engine::bytes::MIB;
 use ds4_engine::device::Ordinal;
-use ds4_sim::{InputError, SimBackend, SimConfig};
+use ds4_sim::{DeviceView, InputError, Instrumented, Instruments, SimBackend, SimConfig};
 
 /// A backend by the name that users give it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +80,16 @@ impl From<OpenError> for TargetError {
 pub struct Target {
     kind: BackendKind,
     backend: Arc<dyn Backend>,
-    sim: Option<Arc<SimBackend>>,
+    instruments: Option<Arc<dyn Instruments>>,
+    source: Source,
+}
+
+/// Where the same machine in its first state comes from.
+#[derive(Clone, Debug)]
+enum Source {
+    Sim(Arc<SimBackend>),
+    /// Devices that last longer than a run, and what is shown of them.
+    Lasting(Arc<dyn Backend>, Vec<DeviceView>),
 }
 
 impl Target {
@@ -92,7 +102,8 @@ impl Target {
         Ok(Self {
             kind: BackendKind::Sim,
             backend: sim.clone(),
-            sim: Some(sim),
+            instruments: Some(sim.clone()),
+            source: Source::Sim(sim),
         })
     }
 
@@ -110,11 +121,20 @@ impl Target {
             Vendor::Cuda => BackendKind::Cuda,
             Vendor::Hip => BackendKind::Hip,
         };
-        Ok(Self {
+        Ok(Self::lasting(kind, Arc::new(backend)))
+    }
+
+    /// Devices that are open already and last longer than a run; no instruments are in their way
+    /// until [`Target::instrumented`] asks for some.
+    #[must_use]
+    pub fn lasting(kind: BackendKind, backend: Arc<dyn Backend>) -> Self {
+        let views = vec![DeviceView::WHOLE; backend.devices().len()];
+        Self {
             kind,
-            backend: Arc::new(backend),
-            sim: None,
-        })
+            backend: Arc::clone(&backend),
+            instruments: None,
+            source: Source::Lasting(backend, views),
+        }
     }
 
     /// Which backend it is.
@@ -132,7 +152,16 @@ impl Target {
     /// The simulator behind it, if it is simulated.
     #[must_use]
     pub fn sim(&self) -> Option<&Arc<SimBackend>> {
-        self.sim.as_ref()
+        match &self.source {
+            Source::Sim(sim) => Some(sim),
+            Source::Lasting(..) => None,
+        }
+    }
+
+    /// What counts its calls, makes them fail and watches what is held, if it was opened with it.
+    #[must_use]
+    pub fn instruments(&self) -> Option<&Arc<dyn Instruments>> {
+        self.instruments.as_ref()
     }
 
     /// The same machine in its first state: a new simulated one, or the same real one.
@@ -140,9 +169,60 @@ impl Target {
     /// # Errors
     /// As for opening it.
     pub fn fresh(&self) -> Result<Self, TargetError> {
-        match &self.sim {
-            Some(sim) => Self::simulated(sim.config().clone()),
-            None => Ok(self.clone()),
+        match &self.source {
+            Source::Sim(sim) => Self::simulated(sim.config().clone()),
+            Source::Lasting(..) => Ok(self.clone()),
+        }
+    }
+
+    /// As [`Target::fresh`], with instruments of its own.
+    ///
+    /// # Errors
+    /// As for opening it.
+    pub fn instrumented(&self) -> Result<Self, TargetError> {
+        match &self.source {
+            Source::Sim(_) => self.fresh(),
+            Source::Lasting(inner, views) => Ok(self.showing(inner, views.clone())),
+        }
+    }
+
+    /// As [`Target::instrumented`], with pages on all devices or on none; devices that cannot map
+    /// pages stay without.
+    ///
+    /// # Errors
+    /// As for opening it.
+    pub fn with_paging(&self, pages: bool) -> Result<Self, TargetError> {
+        match &self.source {
+            Source::Sim(sim) => {
+                let mut config = sim.config().clone();
+                for device in &mut config.devices {
+                    device.page_bytes = pages.then_some(2 * MIB);
+                }
+                Self::simulated(config)
+            }
+            Source::Lasting(inner, views) => {
+                let shown = |view: &DeviceView| DeviceView { pages, ..*view };
+                Ok(self.showing(inner, views.iter().map(shown).collect()))
+            }
+        }
+    }
+
+    /// The first devices of a machine that lasts, with instruments, one for each view.
+    #[must_use]
+    pub fn with_views(&self, views: Vec<DeviceView>) -> Option<Self> {
+        match &self.source {
+            Source::Sim(_) => None,
+            Source::Lasting(inner, _) => Some(self.showing(inner, views)),
+        }
+    }
+
+    fn showing(&self, inner: &Arc<dyn Backend>, views: Vec<DeviceView>) -> Self {
+        let wrapped = Arc::new(Instrumented::with_views(Arc::clone(inner), views.clone()));
+        Self {
+            kind: self.kind,
+            backend: wrapped.clone(),
+            instruments: Some(wrapped),
+            source: Source::Lasting(Arc::clone(inner), views),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ds4_engine::alloc::{Allocation, FreeError, Handle, Request};
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
-use ds4_sim::{Link, SimBackend, SimConfig, SimDevice};
+use ds4_sim::{DeviceView, Instruments, Link, SimConfig, SimDevice};
 
 use super::draw::STREAMS;
 use super::script::{Op, Script};
@@ -14,11 +14,27 @@ use super::trial::{Failure, Held, Tally, hold};
 use super::world::{Setup, World};
 use crate::target::Target;
 
-/// How long a use on a further stream takes, in simulated nanoseconds.
+/// How long a use on a further stream takes where time is virtual, in nanoseconds.
 const FURTHER_USE_NS: u64 = 50_000;
 
-/// The machine of a script.
-pub(super) fn machine(script: &Script) -> Result<Target, Failure> {
+/// The machine of a script: a simulated one, or as much of `real` as makes the same.
+fn machine(script: &Script, real: Option<&Target>) -> Result<Target, Failure> {
+    let views = || {
+        script.devices.iter().map(|device| DeviceView {
+            pages: device.pages,
+            capacity_bytes: Some(device.capacity_bytes),
+            peers: device.peers,
+        })
+    };
+    match real {
+        Some(real) => real
+            .with_views(views().collect())
+            .ok_or_else(|| Failure::error("the devices cannot be shown in part")),
+        None => simulated(script),
+    }
+}
+
+fn simulated(script: &Script) -> Result<Target, Failure> {
     let devices: Vec<SimDevice> = script
         .devices
         .iter()
@@ -46,7 +62,7 @@ fn ids(count: usize) -> impl Iterator<Item = DeviceId> {
 /// # Errors
 /// What does not hold, as a sentence.
 pub fn replay(script: &Script) -> Result<(), String> {
-    match play_safely(script) {
+    match play_safely(script, None) {
         Ok(_) => Ok(()),
         Err(
             Failure::Broken(why)
@@ -59,8 +75,8 @@ pub fn replay(script: &Script) -> Result<(), String> {
 }
 
 /// As [`play`], with a panic as a failure, so that it can be shrunk like any other.
-pub(super) fn play_safely(script: &Script) -> Result<Tally, Failure> {
-    catch_unwind(AssertUnwindSafe(|| play(script))).unwrap_or_else(|payload| {
+pub(super) fn play_safely(script: &Script, real: Option<&Target>) -> Result<Tally, Failure> {
+    catch_unwind(AssertUnwindSafe(|| play(script, real))).unwrap_or_else(|payload| {
         Err(Failure::Broken(format!(
             "panicked: {}",
             panic_text(&*payload)
@@ -75,19 +91,23 @@ pub(super) fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("without a message")
 }
 
-pub(super) fn play(script: &Script) -> Result<Tally, Failure> {
-    let target = machine(script)?;
+/// Runs a script on a simulated machine, or on the first devices of `real`.
+pub(super) fn play(script: &Script, real: Option<&Target>) -> Result<Tally, Failure> {
+    let target = machine(script, real)?;
     let world = World::open(target, Setup::default())?;
-    let sim = world.simulated()?;
+    let instruments = world.instruments.clone();
     let mut player = Player {
         world,
-        sim,
+        instruments,
         freed: None,
         refused: None,
     };
     let plan = script.plan().map_err(Failure::error)?;
     player.world.faulty = !plan.faults.is_empty();
-    player.sim.set_faults(plan).map_err(Failure::error)?;
+    player
+        .instruments
+        .set_faults(plan)
+        .map_err(Failure::error)?;
     for (number, op) in script.ops.iter().enumerate() {
         let done = player.step(*op).and_then(|()| player.world.check());
         done.map_err(|failure| at(number, *op, failure))?;
@@ -108,7 +128,7 @@ fn at(number: usize, op: Op, failure: Failure) -> Failure {
 
 struct Player {
     world: World,
-    sim: Arc<SimBackend>,
+    instruments: Arc<dyn Instruments>,
     freed: Option<Handle>,
     refused: Option<Request>,
 }
@@ -126,13 +146,13 @@ impl Player {
             Op::Sync { device } => self.synchronize(device),
             Op::Take { device, bytes } => {
                 if let Some(device) = self.device(device) {
-                    self.sim.take_memory(device, bytes);
+                    self.instruments.take_memory(device, bytes);
                 }
                 Ok(())
             }
             Op::Give { device } => {
                 if let Some(device) = self.device(device) {
-                    self.sim.give_memory(device, u64::MAX);
+                    self.instruments.give_memory(device, u64::MAX);
                 }
                 Ok(())
             }
@@ -224,7 +244,7 @@ impl Player {
         self.world.remove_event(device, event);
         if waits.is_err()
             || self
-                .sim
+                .instruments
                 .touch(device, stream, address, bytes, FURTHER_USE_NS)
                 .is_err()
         {
@@ -269,7 +289,7 @@ impl Player {
         let Some(device) = self.device(device) else {
             return Ok(());
         };
-        if self.sim.streams_and_events(device).0 as u64 > STREAMS {
+        if self.instruments.streams_and_events(device).0 as u64 > STREAMS {
             return Ok(());
         }
         match self.world.allocator.create_stream(device) {
@@ -310,13 +330,13 @@ impl Player {
     /// Ends the faults; what is lost stays lost.
     fn calm_down(&mut self) {
         let fired: u64 = self
-            .sim
+            .instruments
             .clear_faults()
             .iter()
             .map(|count| count.fired)
             .sum();
         self.world.tally.faults += fired;
-        self.sim.restore_memory();
+        self.instruments.restore_memory();
         self.world.faulty = false;
         for id in ids(self.world.device_count()) {
             if self.world.target.backend().memory_info(id).is_err() {

@@ -98,7 +98,7 @@ fn coverage(met: &BTreeMap<&'static str, u64>) -> Vec<Sometimes> {
 
 fn attempt(check: &Check, trial: &mut Trial<'_>) -> Held {
     if check.needs.sim && trial.target.sim().is_none() {
-        let why = "only a simulated machine can fail on demand; add --backend sim";
+        let why = "needs the virtual time of a simulated machine; add --backend sim";
         return Err(Failure::Skip(why.to_owned()));
     }
     let devices = trial.devices();

@@ -158,7 +158,7 @@ impl<'a> Trial<'a> {
     /// A world on fresh devices.
     pub(super) fn world(&self, setup: Setup) -> Result<World, Failure> {
         self.go_on()?;
-        let target = self.target.fresh().map_err(Failure::error)?;
+        let target = self.target.instrumented().map_err(Failure::error)?;
         World::open(target, setup)
     }
 
@@ -181,7 +181,7 @@ pub(super) struct Check {
 /// What a check cannot do without.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// A simulated machine.
+    /// What only a simulated machine has: virtual time, and the order of its stream work.
     pub(super) sim: bool,
     /// So many devices.
     pub(super) devices: usize,
@@ -199,10 +199,6 @@ impl Needs {
     pub(super) const SIM: Self = Self {
         sim: true,
         devices: 1,
-    };
-    pub(super) const SIM_TWO: Self = Self {
-        sim: true,
-        devices: 2,
     };
 }
 
