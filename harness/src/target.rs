@@ -81,6 +81,7 @@ pub struct Target {
     kind: BackendKind,
     backend: Arc<dyn Backend>,
     instruments: Option<Arc<dyn Instruments>>,
+    real: Option<Arc<DriverBackend>>,
     source: Source,
 }
 
@@ -103,6 +104,7 @@ impl Target {
             kind: BackendKind::Sim,
             backend: sim.clone(),
             instruments: Some(sim.clone()),
+            real: None,
             source: Source::Sim(sim),
         })
     }
@@ -116,12 +118,15 @@ impl Target {
         ordinals: &[Ordinal],
         force_bounce: bool,
     ) -> Result<Self, TargetError> {
-        let backend = DriverBackend::open(driver, ordinals, force_bounce)?;
+        let backend = Arc::new(DriverBackend::open(driver, ordinals, force_bounce)?);
         let kind = match backend.vendor() {
             Vendor::Cuda => BackendKind::Cuda,
             Vendor::Hip => BackendKind::Hip,
         };
-        Ok(Self::lasting(kind, Arc::new(backend)))
+        Ok(Self {
+            real: Some(backend.clone()),
+            ..Self::lasting(kind, backend)
+        })
     }
 
     /// Devices that are open already and last longer than a run; no instruments are in their way
@@ -133,6 +138,7 @@ impl Target {
             kind,
             backend: Arc::clone(&backend),
             instruments: None,
+            real: None,
             source: Source::Lasting(backend, views),
         }
     }
@@ -162,6 +168,12 @@ impl Target {
     #[must_use]
     pub fn instruments(&self) -> Option<&Arc<dyn Instruments>> {
         self.instruments.as_ref()
+    }
+
+    /// The driver behind it, if its devices are real.
+    #[must_use]
+    pub fn real_devices(&self) -> Option<&Arc<DriverBackend>> {
+        self.real.as_ref()
     }
 
     /// The same machine in its first state: a new simulated one, or the same real one.
@@ -222,6 +234,7 @@ impl Target {
             kind: self.kind,
             backend: wrapped.clone(),
             instruments: Some(wrapped),
+            real: self.real.clone(),
             source: Source::Lasting(Arc::clone(inner), views),
         }
     }
