@@ -376,3 +376,44 @@ impl Player {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::draw::draw;
+    use super::*;
+    use crate::target::BackendKind;
+
+    /// The same history on the default stream alone, where no timing decides.
+    fn on_one_stream(mut script: Script) -> Script {
+        script
+            .ops
+            .retain(|op| !matches!(op, Op::Stream { .. } | Op::Use { .. }));
+        for op in &mut script.ops {
+            if let Op::Alloc { stream, .. } = op {
+                *stream = 0;
+            }
+        }
+        script
+    }
+
+    #[test]
+    fn a_history_goes_the_same_way_where_the_devices_have_no_instruments_of_their_own() {
+        let device = SimDevice {
+            granularity_bytes: 64 << 10,
+            ..SimDevice::new(256 * MIB)
+        };
+        let config = SimConfig::new("lasting", vec![device; 5]);
+        let inner = Arc::new(ds4_sim::SimBackend::new(config).unwrap());
+        let lasting = Target::lasting(BackendKind::Sim, inner.clone());
+        for case in 0..60 {
+            let script = on_one_stream(draw(5, case, 1 + case as usize % 5, case % 4 > 0));
+            let simulated = play(&script, None).unwrap();
+            let wrapped = play(&script, Some(&lasting)).unwrap();
+            assert_eq!(wrapped.sentence(), simulated.sentence(), "{case}");
+            assert_eq!(wrapped.hash, simulated.hash, "{case}");
+            assert_eq!(wrapped.sometimes, simulated.sometimes, "{case}");
+        }
+        inner.ledger().check_shutdown();
+        assert_eq!(inner.ledger().findings(), []);
+    }
+}
