@@ -1,5 +1,4 @@
 //! The suites on a backend that has no instruments of its own, as real devices have none.
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails by panicking")]
 
 mod common;
 
@@ -10,7 +9,7 @@ use common::*;
 use ds4_engine::backend::Backend;
 use ds4_harness::suite::{CheckOptions, CheckRun, Suite, Verdict, check_names, run};
 use ds4_harness::target::{BackendKind, Target};
-use ds4_sim::{SimBackend, SimConfig};
+use ds4_sim::{SimBackend, SimConfig, SimDevice};
 
 /// What shows itself on the virtual clock alone.
 const NEEDS_VIRTUAL_TIME: [&str; 3] = [
@@ -81,4 +80,32 @@ fn two_worlds_on_lasting_devices_do_not_see_each_other() {
     drop((one, other, ours, theirs));
     let free = inner.memory_info(gpu(0)).unwrap().free_bytes;
     assert_eq!(free, GIB);
+}
+
+/// Real drivers count memory in pieces of 2 MiB and have much more than any world needs.
+#[test]
+fn every_check_holds_on_one_or_two_devices_that_count_as_real_ones_do() {
+    for (count, page_bytes) in [(1, None), (1, Some(PAGE)), (2, Some(PAGE))] {
+        let device = SimDevice {
+            page_bytes,
+            granularity_bytes: PAGE,
+            ..SimDevice::new(140 * GIB)
+        };
+        let config = SimConfig::new("like a real one", vec![device; count]);
+        let inner = Arc::new(SimBackend::new(config).unwrap());
+        let target = Target::lasting(BackendKind::Sim, inner.clone());
+        let options = CheckOptions {
+            cases: 64,
+            ..CheckOptions::default()
+        };
+        let run = run(&target, &options, &AtomicBool::new(false), &mut |_| ());
+        for check in &run.checks {
+            let held = matches!(check.verdict, Verdict::Pass | Verdict::Skip);
+            assert!(held, "{check:?}");
+            let virtual_time = NEEDS_VIRTUAL_TIME.contains(&check.name);
+            assert!(count == 1 || virtual_time == (check.verdict == Verdict::Skip));
+        }
+        inner.ledger().check_shutdown();
+        assert_eq!(inner.ledger().findings(), []);
+    }
 }

@@ -405,8 +405,8 @@ mod tests {
         let config = SimConfig::new("lasting", vec![device; 5]);
         let inner = Arc::new(ds4_sim::SimBackend::new(config).unwrap());
         let lasting = Target::lasting(BackendKind::Sim, inner.clone());
-        for case in 0..60 {
-            let script = on_one_stream(draw(5, case, 1 + case as usize % 5, case % 4 > 0));
+        for case in 0_u32..60 {
+            let script = on_one_stream(draw(5, case.into(), 1 + case as usize % 5, case % 4 > 0));
             let simulated = play(&script, None).unwrap();
             let wrapped = play(&script, Some(&lasting)).unwrap();
             assert_eq!(wrapped.sentence(), simulated.sentence(), "{case}");
