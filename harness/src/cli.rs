@@ -78,7 +78,7 @@ pub struct MachineArgs {
     /// Refuse hints of which no device exists, instead of taking the least loaded one.
     #[arg(long, global = true)]
     pub strict_hints: bool,
-    /// A plan of faults for the simulated devices (sim/FAULTS.md describes the JSON).
+    /// A plan of faults that ds4 injects (sim/FAULTS.md describes the JSON).
     #[arg(long, global = true, value_name = "PLAN.json")]
     pub faults: Option<PathBuf>,
 }

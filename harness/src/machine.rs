@@ -85,7 +85,7 @@ impl Machine {
     /// Real devices; what only a simulated machine has is refused, not ignored.
     fn real(args: &MachineArgs, vendor: Vendor) -> Result<Self, Failure> {
         let command = format!("--backend {}", vendor.backend_name());
-        refuse_flags(args, &[Flag::Faults, Flag::Topology], &command)?;
+        refuse_flags(args, &[Flag::Topology], &command)?;
         let absent = |error: TargetError| Failure {
             exit: Exit::NothingDone,
             message: error.to_string(),
@@ -102,18 +102,23 @@ impl Machine {
         let force_bounce = bounce_is_forced().map_err(Failure::usage)?;
         let target = Target::real(&driver, &ordinals, force_bounce).map_err(absent)?;
         let config = allocator_config(&selection, args.strict_hints);
+        let plan = read_plan(args, target.backend().devices().len())?;
         Ok(Self {
             target,
             selection,
             config,
-            plan: None,
+            plan,
         })
     }
 
     /// The line that every text output begins with.
     #[must_use]
     pub fn headline(&self) -> String {
-        format!("{}\n{}\n", self.target.origin(), self.selection)
+        let mut text = format!("{}\n{}\n", self.target.origin(), self.selection);
+        if self.plan.is_some() && self.target.sim().is_none() {
+            text.push_str("faults: injected by ds4, not by the devices\n");
+        }
+        text
     }
 
     /// The same machine in its first state, with its faults armed.
@@ -121,9 +126,14 @@ impl Machine {
     /// # Errors
     /// [`Failure`] if it cannot be opened.
     pub fn fresh(&self) -> Result<Target, Failure> {
-        let target = self.target.fresh().map_err(Failure::failed)?;
-        if let (Some(plan), Some(sim)) = (&self.plan, target.sim()) {
-            sim.set_faults(plan.clone()).map_err(Failure::usage)?;
+        let Some(plan) = &self.plan else {
+            return self.target.fresh().map_err(Failure::failed);
+        };
+        let target = self.target.instrumented().map_err(Failure::failed)?;
+        if let Some(instruments) = target.instruments() {
+            instruments
+                .set_faults(plan.clone())
+                .map_err(Failure::usage)?;
         }
         Ok(target)
     }
@@ -160,10 +170,10 @@ impl Machine {
 
     /// Says what became of each planned fault, so that a plan that did nothing is noticed.
     pub fn remark_faults(&self, target: &Target, console: &Console) {
-        let Some(sim) = target.sim().filter(|_| self.plan.is_some()) else {
+        let Some(instruments) = target.instruments().filter(|_| self.plan.is_some()) else {
             return;
         };
-        for fault in sim.fault_report() {
+        for fault in instruments.fault_report() {
             let (entry, name) = (fault.entry, fault.kind.name());
             console.remark(&if fault.enabled {
                 format!(

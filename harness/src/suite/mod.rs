@@ -3,8 +3,9 @@
 //!
 //! A check works on worlds: an allocator over fresh devices with small, uneven budgets, watched by
 //! a model of its own that trusts none of the allocator's figures. Budgets are the same on every
-//! backend, and so are the state hashes. What only a simulated machine can do (faults, memory
-//! taken by other processes) is skipped elsewhere, with the reason.
+//! backend, and so are the state hashes. Faults and memory that other processes take come from
+//! instruments around the devices; what needs virtual time is skipped on real ones, with the
+//! reason.
 
 mod campaign;
 mod churn;

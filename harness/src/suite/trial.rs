@@ -168,7 +168,7 @@ impl<'a> Trial<'a> {
     /// A world on fresh devices.
     pub(super) fn world(&self, setup: Setup) -> Result<World, Failure> {
         self.go_on()?;
-        let target = self.target.fresh().map_err(Failure::error)?;
+        let target = self.target.instrumented().map_err(Failure::error)?;
         World::open(target, setup)
     }
 
@@ -191,7 +191,7 @@ pub(super) struct Check {
 /// What a check cannot do without.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// A simulated machine.
+    /// What only a simulated machine has: virtual time, and the order of its stream work.
     pub(super) sim: bool,
     /// So many devices.
     pub(super) devices: usize,
@@ -224,14 +224,9 @@ impl Needs {
         sim: true,
         ..Self::NOTHING
     };
-    pub(super) const SIM_TWO: Self = Self {
-        sim: true,
-        devices: 2,
-        ..Self::NOTHING
-    };
     pub(super) const OWN: Self = Self {
         room: Room::Own,
-        ..Self::SIM
+        ..Self::NOTHING
     };
 
     pub(super) const fn spare(self) -> Self {
@@ -244,7 +239,7 @@ impl Needs {
     /// What of it a machine lacks, as a sentence.
     pub(super) fn lack(&self, target: &Target) -> Option<String> {
         if self.sim && target.sim().is_none() {
-            let why = "only a simulated machine can fail on demand; add --backend sim";
+            let why = "needs the virtual time of a simulated machine; add --backend sim";
             return Some(why.to_owned());
         }
         let infos = target.backend().devices();
@@ -283,10 +278,10 @@ impl Needs {
                 format_bytes(free)
             ));
         }
-        let config = target.sim().map(|sim| sim.config());
-        let pieces = config.and_then(|config| config.devices.get(id.index()))?;
-        let granularity = pieces.granularity_bytes;
-        (self.room == Room::Spare && granularity > MOST_GRANULARITY_BYTES).then(|| {
+        // Slabs are whole pieces, and so is what others take.
+        let in_pieces = self.room == Room::Spare || info.page_bytes.is_none();
+        let granularity = info.granularity_bytes;
+        (in_pieces && granularity > MOST_GRANULARITY_BYTES).then(|| {
             format!(
                 "needs a driver that gives pieces of {}, that of {id} gives {}",
                 format_bytes(MOST_GRANULARITY_BYTES),
