@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{bench, exit, kernels, tidy};
+use crate::{bench, exit, header, kernels, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -20,6 +20,7 @@ pub fn run(task: &Task) -> u8 {
         Task::Golden => golden(),
         Task::Bench { save } => bench::run(*save),
         Task::Kernels { save } => kernels::run(*save),
+        Task::Header { save } => header::run(*save),
         Task::Tidy => tidy_step(),
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
         Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
@@ -96,6 +97,7 @@ pub(crate) fn release_dir() -> Result<PathBuf, Failure> {
 fn check(skip_tests: bool) -> Result<(), Failure> {
     cargo("format", "fmt --all --check")?;
     tidy_step()?;
+    header::run(false)?;
     cargo(
         "clippy",
         "clippy --quiet --workspace --all-targets -- -D warnings",

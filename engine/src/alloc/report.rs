@@ -26,7 +26,6 @@ pub struct PoolStats {
     /// The most that `reserved_bytes` ever was.
     pub peak_reserved_bytes: u64,
     /// The largest request that would be granted without freeing anything, in bytes.
-    /// The largest request that would be granted without freeing anything, in bytes.
     pub largest_free_bytes: u64,
     /// Live blocks.
     pub live_blocks: u64,
