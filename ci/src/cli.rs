@@ -106,7 +106,8 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
 }
 
 const TASKS: [&str; 11] = [
-    "test", "check", "golden", "bench", "kernels", "header", "tidy", "deny", "mutants", "loom", "miri",
+    "test", "check", "golden", "bench", "kernels", "header", "tidy", "deny", "mutants", "loom",
+    "miri",
 ];
 
 fn parse_fuzz(mut words: &[&str]) -> Result<Task, String> {

@@ -6,7 +6,13 @@ use super::entries;
 
 /// The crates' folders, in the order of the map.
 const CRATES: [&str; 7] = [
-    "kernels", "engine", "engine/capi", "sim", "harness", "benches", "ci",
+    "kernels",
+    "engine",
+    "engine/capi",
+    "sim",
+    "harness",
+    "benches",
+    "ci",
 ];
 
 /// Files that stand for their folder.
@@ -50,7 +56,9 @@ fn code_map(readme: &str) -> Option<Vec<&str>> {
 
 /// The lines from the first that begins with `folder/` to the next that begins with another crate.
 fn part_of(map: &[&str], folder: &str) -> String {
-    let lines = map.iter().skip_while(|line| opened_by(line) != Some(folder));
+    let lines = map
+        .iter()
+        .skip_while(|line| opened_by(line) != Some(folder));
     let lines: Vec<&str> = lines
         .take_while(|line| opened_by(line).is_none_or(|crate_folder| crate_folder == folder))
         .copied()
@@ -65,7 +73,10 @@ fn opened_by(line: &str) -> Option<&'static str> {
         bare.strip_prefix(*folder)
             .is_some_and(|rest| rest.starts_with('/'))
     };
-    CRATES.into_iter().filter(opens).max_by_key(|folder| folder.len())
+    CRATES
+        .into_iter()
+        .filter(opens)
+        .max_by_key(|folder| folder.len())
 }
 
 /// The modules directly below a folder and the folders below those, by name.
