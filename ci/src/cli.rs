@@ -13,6 +13,7 @@ The project's tasks.
   cargo ci tidy                    imports, file lengths, module docs, the code map
   cargo ci deny                    licences, bans, sources and advisories of the dependencies
   cargo ci fuzz [TARGET] [--seconds N]   fuzzes one target, or each in turn, for N seconds (60)
+  cargo ci hw-archive              all that a GPU host without Rust needs for the hardware tests
   cargo ci mutants                 mutates placement and the pool: every mutant must be caught
   cargo ci loom                    the engine's models under loom
   cargo ci miri                    the engine's unit tests under Miri
@@ -68,6 +69,8 @@ pub enum Task {
     },
     /// Mutation testing.
     Mutants,
+    /// The tests for a GPU host.
+    HwArchive,
     /// Loom models.
     Loom,
     /// Miri.
@@ -96,6 +99,7 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
         ["deny"] => Ok(Task::Deny),
         ["fuzz", rest @ ..] => parse_fuzz(rest),
         ["mutants"] => Ok(Task::Mutants),
+        ["hw-archive"] => Ok(Task::HwArchive),
         ["loom"] => Ok(Task::Loom),
         ["miri"] => Ok(Task::Miri),
         [task, rest @ ..] if TASKS.contains(task) => {
@@ -105,8 +109,18 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 11] = [
-    "test", "check", "golden", "bench", "kernels", "header", "tidy", "deny", "mutants", "loom",
+const TASKS: [&str; 12] = [
+    "test",
+    "check",
+    "golden",
+    "bench",
+    "kernels",
+    "header",
+    "tidy",
+    "deny",
+    "hw-archive",
+    "mutants",
+    "loom",
     "miri",
 ];
 

@@ -6,6 +6,7 @@
 //! is said, loudly, and never counts as run.
 #![forbid(unsafe_code)]
 
+pub mod archive;
 pub mod bench;
 pub mod cli;
 pub mod gate;

@@ -80,6 +80,7 @@ pub struct Target {
     kind: BackendKind,
     backend: Arc<dyn Backend>,
     sim: Option<Arc<SimBackend>>,
+    real: Option<Arc<DriverBackend>>,
 }
 
 impl Target {
@@ -93,6 +94,7 @@ impl Target {
             kind: BackendKind::Sim,
             backend: sim.clone(),
             sim: Some(sim),
+            real: None,
         })
     }
 
@@ -105,15 +107,16 @@ impl Target {
         ordinals: &[Ordinal],
         force_bounce: bool,
     ) -> Result<Self, TargetError> {
-        let backend = DriverBackend::open(driver, ordinals, force_bounce)?;
+        let backend = Arc::new(DriverBackend::open(driver, ordinals, force_bounce)?);
         let kind = match backend.vendor() {
             Vendor::Cuda => BackendKind::Cuda,
             Vendor::Hip => BackendKind::Hip,
         };
         Ok(Self {
             kind,
-            backend: Arc::new(backend),
+            backend: backend.clone(),
             sim: None,
+            real: Some(backend),
         })
     }
 
@@ -133,6 +136,12 @@ impl Target {
     #[must_use]
     pub fn sim(&self) -> Option<&Arc<SimBackend>> {
         self.sim.as_ref()
+    }
+
+    /// The driver behind it, if its devices are real.
+    #[must_use]
+    pub fn real_devices(&self) -> Option<&Arc<DriverBackend>> {
+        self.real.as_ref()
     }
 
     /// The same machine in its first state: a new simulated one, or the same real one.

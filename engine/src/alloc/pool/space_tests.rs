@@ -46,6 +46,7 @@ struct Model {
     spaces: [u32; 3],
     units: Vec<Unit>,
     touched: Vec<bool>,
+    ever_touched: bool,
     /// Where regions behind a wall begin.
     walls: Vec<usize>,
     live: Vec<(BlockId, u32, u32)>,
@@ -65,6 +66,7 @@ impl Model {
             spaces,
             units: vec![Unit::FreeIn(OPEN); 200],
             touched: vec![false; 200],
+            ever_touched: false,
             walls: Vec::new(),
             live: Vec::new(),
             pending: Vec::new(),
@@ -160,6 +162,7 @@ impl Model {
         let id = self.pool.take(fit, 0, 0);
         self.set(fit.offset, units, Unit::Live);
         self.touched[start..start + length].fill(true);
+        self.ever_touched = true;
         self.live.push((id, fit.offset, units));
         Ok(())
     }
@@ -226,8 +229,9 @@ impl Model {
         let (start, end) = self.pool.virgin;
         prop_assert!(!self.touched[start as usize..end as usize].contains(&true));
         prop_assert!(start == end || self.is_free(start as usize..end as usize, OPEN));
-        // The largest stretch is kept while nothing splits it.
-        let untouched = self.touched.iter().all(|touched| !touched) && self.walls.is_empty();
+        // The largest stretch is kept while nothing ever split it: what is cut off its end later
+        // does not join it again.
+        let untouched = !self.ever_touched && self.walls.is_empty();
         prop_assert!(!untouched || (start, end as usize) == (0, self.units.len()));
         Ok(())
     }

@@ -40,6 +40,26 @@ impl Device {
         })
     }
 
+    /// Memory of the driver's own pool, on the default stream.
+    pub(super) fn pool_allocate(&self, bytes: u64) -> Result<DeviceAddress, BackendError> {
+        let mut address = 0;
+        let length = self.length(bytes)?;
+        // SAFETY: the place is valid.
+        self.with(bytes, || unsafe {
+            self.driver
+                .functions
+                .pool_allocate(&raw mut address, length, 0)
+        })?;
+        Ok(DeviceAddress(address))
+    }
+
+    pub(super) fn pool_free(&self, address: DeviceAddress) -> Result<(), BackendError> {
+        // SAFETY: the driver checks the address.
+        self.with(0, || unsafe {
+            self.driver.functions.pool_free(address.0, 0)
+        })
+    }
+
     pub(super) fn reserve(&self, bytes: u64) -> Result<DeviceAddress, BackendError> {
         let mut address = 0;
         let length = self.length(bytes)?;

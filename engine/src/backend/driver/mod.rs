@@ -123,6 +123,33 @@ impl DriverBackend {
         })
     }
 
+    /// Memory of the driver's own stream-ordered pool, on the default stream: what ds4's allocator
+    /// is compared with.
+    ///
+    /// # Errors
+    /// As [`Backend::allocate`], and [`BackendError::Unsupported`] by an old driver.
+    pub fn pool_allocate(
+        &self,
+        device: DeviceId,
+        bytes: u64,
+    ) -> Result<DeviceAddress, BackendError> {
+        self.device(device)?.pool_allocate(bytes)
+    }
+
+    /// Gives back what [`DriverBackend::pool_allocate`] returned.
+    ///
+    /// # Errors
+    /// As [`Backend::free`].
+    pub fn pool_free(&self, device: DeviceId, address: DeviceAddress) -> Result<(), BackendError> {
+        self.device(device)?.pool_free(address)
+    }
+
+    /// How many calls of the driver this process has made through ds4.
+    #[must_use]
+    pub fn driver_calls(&self) -> u64 {
+        self.driver.functions.calls()
+    }
+
     fn device(&self, device: DeviceId) -> Result<&Device, BackendError> {
         self.devices
             .get(device.index())

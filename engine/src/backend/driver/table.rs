@@ -6,6 +6,7 @@
 //! only the driver ever turns back into pointers.
 
 use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::Library;
 
@@ -35,6 +36,7 @@ macro_rules! functions {
         pub(super) struct Functions {
             vendor: Vendor,
             texts: Texts,
+            calls: AtomicU64,
             $($name: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
         }
 
@@ -48,6 +50,7 @@ macro_rules! functions {
                 let table = Self {
                     vendor,
                     texts: Texts::load(vendor, library),
+                    calls: AtomicU64::new(0),
                     $($name: {
                         let symbol = match vendor { Vendor::Cuda => $cuda, Vendor::Hip => $hip };
                         // SAFETY: the vendor's header gives the function of this name this
@@ -69,11 +72,13 @@ macro_rules! functions {
             ///
             /// # Safety
             /// Pointers are valid for what the function reads or writes, handles are live.
+            #[allow(clippy::too_many_arguments, clippy::allow_attributes, reason = "the driver's")]
             pub(super) unsafe fn $name(&self, $($arg: $type),*) -> Result<(), Status> {
                 let call = match self.vendor { Vendor::Cuda => $cuda, Vendor::Hip => $hip };
                 let Some(function) = self.$name else {
                     return Err(Status { call, code: NOT_SUPPORTED });
                 };
+                self.calls.fetch_add(1, Ordering::Relaxed);
                 // SAFETY: the caller vouches for the arguments.
                 match unsafe { function($($arg),*) } {
                     SUCCESS => Ok(()),
@@ -129,6 +134,10 @@ functions! {
     needed fn memory_allocate(address: *mut u64, bytes: usize) = "cuMemAlloc_v2" | "hipMalloc";
     /// Gives it back, after all work of the device.
     needed fn memory_free(address: u64) = "cuMemFree_v2" | "hipFree";
+    /// Takes memory of the driver's own pool, in stream order.
+    optional fn pool_allocate(address: *mut u64, bytes: usize, stream: RawHandle) = "cuMemAllocAsync" | "hipMallocAsync";
+    /// Gives it back, in stream order.
+    optional fn pool_free(address: u64, stream: RawHandle) = "cuMemFreeAsync" | "hipFreeAsync";
     /// Takes page-locked host memory that every device may copy from and to.
     needed fn host_allocate(address: *mut RawHandle, bytes: usize, flags: u32) = "cuMemHostAlloc" | "hipHostMalloc";
     /// Gives page-locked host memory back.
@@ -259,6 +268,11 @@ impl Texts {
 }
 
 impl Functions {
+    /// How many calls of the driver were made.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
     /// A code in the driver's words: name, text and number.
     pub(super) fn describe(&self, code: u32) -> String {
         let text = |which: usize| -> Option<String> {
