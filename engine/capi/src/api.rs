@@ -125,8 +125,8 @@ unsafe fn read_config(config: *const Config) -> Result<Config, Failure> {
     // SAFETY: both hold so many bytes, of plain numbers and pointers for which all bits are valid.
     unsafe { std::ptr::copy_nonoverlapping(bytes, (&raw mut own).cast(), size.min(known)) };
     // SAFETY: the caller's structure has `size` bytes.
-    let newer = (known..size).any(|place| unsafe { bytes.add(place).read() } != 0);
-    if newer {
+    let all = unsafe { std::slice::from_raw_parts(bytes, size) };
+    if all.iter().skip(known).any(|byte| *byte != 0) {
         return Err(Failure::Argument(
             "config sets what this version of ds4 does not know; leave it zero".to_owned(),
         ));

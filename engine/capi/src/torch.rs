@@ -380,7 +380,12 @@ fn print_at_exit() {
         fn atexit(call: extern "C" fn()) -> c_int;
     }
     extern "C" fn print() {
-        let _ = catch_unwind(|| state::with(|instance| Ok(say(&summary(instance)))));
+        let _ = catch_unwind(|| {
+            state::with(|instance| {
+                say(&summary(instance));
+                Ok(())
+            })
+        });
     }
     // SAFETY: the function lives as long as the library, whose exit runs it at the latest.
     let _ = unsafe { atexit(print) };

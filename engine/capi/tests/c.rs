@@ -1,6 +1,11 @@
 //! The library as C and C++ programs meet it: compiled against the header, linked and run.
 //!
 //! Cargo builds the library of this crate in all its forms beside the tests.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on fails, and says what it did not do"
+)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
