@@ -10,6 +10,7 @@ pub mod archive;
 pub mod bench;
 pub mod cli;
 pub mod gate;
+pub mod header;
 pub mod kernels;
 pub mod step;
 pub mod tasks;

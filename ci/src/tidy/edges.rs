@@ -3,10 +3,11 @@
 use serde_json::Value;
 
 /// Each crate with the crates of the workspace that it may depend on, in tests too.
-const ALLOWED: [(&str, &[&str]); 6] = [
+const ALLOWED: [(&str, &[&str]); 7] = [
     ("ds4-kernels", &[]),
     ("ds4-engine", &["ds4-kernels"]),
     ("ds4-sim", &["ds4-engine", "ds4-kernels"]),
+    ("ds4-capi", &["ds4-engine", "ds4-kernels", "ds4-sim"]),
     ("ds4-harness", &["ds4-engine", "ds4-kernels", "ds4-sim"]),
     (
         "ds4-benches",

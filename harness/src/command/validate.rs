@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ds4_sim::read_file;
 use serde_json::Value;
 
 use crate::cli::{Format, MachineArgs, ValidateArgs};
@@ -101,11 +102,9 @@ fn expectations(args: &ValidateArgs) -> Result<Expectations, Failure> {
         return Ok(shipped);
     };
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Failure::usage(format!(
-            "{name}: the expectations cannot be read ({error}); check the path"
-        ))
-    })?;
+    let bytes = read_file(path, "the file of expectations").map_err(Failure::usage)?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Failure::usage(format!("{name}: it is no text; write TOML in UTF-8")))?;
     shipped.and_file(&text, &name).map_err(Failure::usage)
 }
 
@@ -147,10 +146,10 @@ fn render(done: &Run, console: &Console) -> Result<Outcome, Failure> {
     };
     let exit = done.exit();
     match console.format {
-        Format::Junit => Ok(Outcome {
-            exit,
-            text: junit(done).map_err(|error| internal(error.to_string()))?,
-        }),
+        Format::Junit => {
+            let text = junit(done).map_err(|error| internal(error.to_string()))?;
+            Ok(console.outcome(exit, "validate", text, Value::Null))
+        }
         Format::Json => {
             let value = serde_json::to_value(done).map_err(|error| internal(error.to_string()))?;
             Ok(console.outcome(exit, "validate", String::new(), value))
