@@ -7,6 +7,7 @@
 use std::ffi::{CString, c_char, c_void};
 use std::sync::OnceLock;
 
+#[cfg(target_os = "linux")]
 use libloading::os::unix::Library;
 
 /// Room for a `std::runtime_error`, which is two pointers.
@@ -51,6 +52,15 @@ pub(crate) fn throw(message: CString) {
     }
 }
 
+#[cfg(not(target_os = "linux"))]
+impl Runtime {
+    /// Which library holds the runtime is known on Linux only, where PyTorch has GPUs.
+    fn find() -> Option<Self> {
+        None
+    }
+}
+
+#[cfg(target_os = "linux")]
 impl Runtime {
     /// The runtime that is loaded already; none is loaded for this.
     fn find() -> Option<Self> {

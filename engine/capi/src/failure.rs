@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 
-use ds4_engine::alloc::{AllocError, CopyError, FreeError, InitError};
+use ds4_engine::alloc::{AllocError, CopyError, FreeError, InitError, RefusalCause};
 use ds4_engine::backend::BackendError;
 
 use crate::types::{
@@ -45,9 +45,17 @@ impl Failure {
         }
     }
 
-    /// Whether memory was there for the request once, or will be: PyTorch's users retry then.
+    /// Whether freeing memory could help, which is what "out of memory" promises.
     pub(crate) fn is_memory(&self) -> bool {
-        matches!(self, Self::Alloc(AllocError::Refused(_)))
+        let Self::Alloc(AllocError::Refused(refusal)) = self else {
+            return false;
+        };
+        let RefusalCause::Tried(candidates) = &refusal.cause else {
+            return false;
+        };
+        candidates
+            .iter()
+            .any(|candidate| candidate.reason.is_memory())
     }
 }
 

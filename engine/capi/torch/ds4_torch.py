@@ -8,6 +8,7 @@ Call install() before PyTorch uses a GPU:
 
 import ctypes
 import os
+import warnings
 
 _library = None
 _allocator = None
@@ -58,9 +59,15 @@ def install(path):
     def address(name):
         return ctypes.cast(getattr(_library, name), ctypes.c_void_p).value
 
-    # Without it Tensor.record_stream does nothing under a plugged-in allocator.
-    _allocator.allocator().set_record_stream_fn(address("ds4_torch_record_stream"))
-    _allocator.allocator().set_reset_fn(address("ds4_torch_empty_cache"))
+    # Without the first, Tensor.record_stream does nothing under a plugged-in allocator.
+    for setter, name in (
+        ("set_record_stream_fn", "ds4_torch_record_stream"),
+        ("set_reset_fn", "ds4_torch_empty_cache"),
+    ):
+        if hasattr(_allocator.allocator(), setter):
+            getattr(_allocator.allocator(), setter)(address(name))
+        else:
+            warnings.warn(f"this PyTorch has no {setter}: {name} is never called", stacklevel=2)
     torch.cuda.memory.change_current_allocator(_allocator)
 
 

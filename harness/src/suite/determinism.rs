@@ -34,7 +34,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: Determinism,
         name: "histories-with-faults-repeat",
-        needs: Needs::OWN,
+        needs: Needs::SIM_OWN,
         body: faulty_twice,
     },
 ];

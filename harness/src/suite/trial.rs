@@ -229,6 +229,12 @@ impl Needs {
         ..Self::NOTHING
     };
 
+    /// As [`Needs::OWN`], where the machines that it makes must be simulated ones.
+    pub(super) const SIM_OWN: Self = Self {
+        sim: true,
+        ..Self::OWN
+    };
+
     pub(super) const fn spare(self) -> Self {
         Self {
             room: Room::Spare,
