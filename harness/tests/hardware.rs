@@ -6,7 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -211,7 +211,11 @@ fn memory_of_a_neighbour_is_a_refusal_and_serves_once_it_is_back() {
 }
 
 /// Another process that holds all but a little of a device.
-struct Neighbour(std::process::Child);
+struct Neighbour {
+    child: std::process::Child,
+    /// Kept open: what the child still prints must not fail there.
+    _said: BufReader<std::process::ChildStdout>,
+}
 
 impl Neighbour {
     fn start(ordinal: u32) -> Self {
@@ -226,17 +230,18 @@ impl Neighbour {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let ready = lines
-            .map_while(Result::ok)
-            .any(|line| line.contains("holding"));
-        assert!(ready, "the neighbour did not get the memory");
-        Self(child)
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let ready = said.by_ref().lines().map_while(Result::ok);
+        assert!(
+            { ready }.any(|line| line.contains("holding")),
+            "the neighbour did not get the memory"
+        );
+        Self { child, _said: said }
     }
 
     fn stop(&mut self) {
-        drop(self.0.stdin.take());
-        assert!(self.0.wait().unwrap().success());
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().unwrap().success());
     }
 }
 
