@@ -62,6 +62,7 @@ mod intervals;
 mod ledger;
 mod machine;
 mod memory;
+mod native;
 mod size;
 mod space;
 mod stream;

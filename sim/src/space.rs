@@ -2,8 +2,18 @@
 
 use crate::intervals::IntervalSet;
 
-/// Each device has this many bytes of addresses, so that an address tells its device.
+/// Each device has 2 to this power bytes of addresses, so that an address tells its device.
 const SPACE_SHIFT: u32 = 44;
+
+/// The first device's addresses begin at this multiple of their size, 2^47, where those of user
+/// processes end: a device address is never the address of anything on the host.
+const FIRST_SPACE: u64 = 8;
+
+/// The index of the device to which an address belongs, if there are so many devices.
+pub(crate) fn device_index(address: u64) -> Option<usize> {
+    let index = (address >> SPACE_SHIFT).checked_sub(FIRST_SPACE)?;
+    usize::try_from(index).ok()
+}
 
 /// Addresses of one device, handed out in ascending order.
 ///
@@ -20,7 +30,7 @@ pub(crate) struct AddressSpace {
 impl AddressSpace {
     /// The addresses of device `index`; `reuse` hands freed ones out again at once.
     pub(crate) fn new(index: usize, reuse: bool) -> Self {
-        let base = (index as u64 + 1) << SPACE_SHIFT;
+        let base = (index as u64 + FIRST_SPACE) << SPACE_SHIFT;
         Self {
             next: base,
             end: base + (1 << SPACE_SHIFT),
@@ -70,7 +80,9 @@ mod tests {
         let a = first.take(4096, 4096).unwrap();
         let b = first.take(4096, 4096).unwrap();
         assert!(b > a + 4096);
-        assert_eq!(second.take(1, 256).unwrap(), 2 << 44);
+        let c = second.take(1, 256).unwrap();
+        assert_eq!([a, b, c].map(device_index), [0, 0, 1].map(Some));
+        assert_eq!(device_index(0x7fff_ffff_ffff), None);
         assert_eq!(first.take(1 << 44, 256), None);
     }
 
