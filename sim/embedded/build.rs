@@ -1,15 +1,18 @@
 //! Builds the simulated driver libraries, so that they travel inside the program.
 //!
-//! A cargo of its own does it, in a folder of its own: the libraries are release builds whatever
-//! the program is, and no flag for it (of clippy, loom, coverage) reaches them. Nothing is fetched:
-//! what they need, the program needs too.
+//! A cargo of its own does it: the libraries are release builds whatever the program is, and no flag
+//! for it (of clippy, loom, coverage) reaches them. Nothing is fetched: what they need, the program
+//! needs too. It works in one folder beside those of the profiles, so that debug builds, tests and
+//! release builds share what it made.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
 /// Folders with the libraries' sources, from the root of the workspace.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 10] = [
+    "Cargo.toml",
+    "Cargo.lock",
     "kernels/src",
     "kernels/Cargo.toml",
     "engine/src",
@@ -20,11 +23,14 @@ const SOURCES: [&str; 8] = [
     "sim/driver",
 ];
 
-/// (feature of the driver crate, soname, file).
-const LIBRARIES: [(&str, &str, &str); 2] = [
-    ("cuda", "libcuda.so", "cuda.so"),
-    ("hip", "libamdhip64.so", "hip.so"),
+/// (feature of the driver crate, soname, file, a name that this library has and the other lacks).
+const LIBRARIES: [(&str, &str, &str, &str); 2] = [
+    ("cuda", "libcuda.so", "cuda.so", "cuModuleLoadData"),
+    ("hip", "libamdhip64.so", "hip.so", "hipModuleLoadData"),
 ];
+
+/// How often a library is built again that another build replaced by the other one meanwhile.
+const TRIES: usize = 5;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let own = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
@@ -37,22 +43,39 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Other systems find drivers by other means, and a static C library loads no libraries at all.
     let is_linux = variable("CARGO_CFG_TARGET_OS")? == "linux";
     let is_static = env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|library| library == "musl");
-    for (feature, soname, file) in LIBRARIES {
-        let file = out.join(file);
-        if is_linux && !is_static {
-            let built = build(&root, &out, feature, soname)?;
-            fs::copy(built, file)?;
+    for (feature, soname, file, symbol) in LIBRARIES {
+        let bytes = if is_linux && !is_static {
+            library(&root, &out, (feature, soname), symbol)?
         } else {
-            fs::write(file, [])?;
-        }
+            Vec::new()
+        };
+        fs::write(out.join(file), bytes)?;
     }
     Ok(())
 }
 
+/// One library, built and read. Both come to lie in one place, and another profile's build may put
+/// the other one there before this one is read.
+fn library(root: &Path, out: &Path, which: (&str, &str), symbol: &str) -> io::Result<Vec<u8>> {
+    for _ in 0..TRIES {
+        let bytes = fs::read(build(root, out, which)?)?;
+        let name = format!("\0{symbol}\0");
+        let holds_name = |part: &[u8]| part == name.as_bytes();
+        if bytes.windows(name.len()).any(holds_name) {
+            return Ok(bytes);
+        }
+    }
+    let (_, soname) = which;
+    let problem = format!("the simulated {soname} was replaced while it was built; build again");
+    Err(io::Error::other(problem))
+}
+
 /// Builds one library; returns its path.
-fn build(root: &Path, out: &Path, feature: &str, soname: &str) -> io::Result<PathBuf> {
+fn build(root: &Path, out: &Path, (feature, soname): (&str, &str)) -> io::Result<PathBuf> {
     let target = variable("TARGET")?;
-    let folder = out.join("target");
+    // OUT_DIR is PROFILE/build/PACKAGE/out.
+    let profiles = out.ancestors().nth(4).unwrap_or(out);
+    let folder = profiles.join("simulated-drivers");
     let mut command = Command::new(variable("CARGO")?);
     for (name, _) in env::vars_os() {
         if is_of_the_outer_build(&name.to_string_lossy()) {

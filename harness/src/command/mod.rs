@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod devices;
+mod fake;
 mod fit;
 mod plan;
 mod replay;
@@ -11,6 +12,7 @@ mod workload;
 use std::process::ExitCode;
 
 use clap::Parser;
+use ds4_embedded::Interface;
 
 use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
@@ -105,6 +107,8 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Plan(args) => plan::run(&cli.machine, args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
         Command::Check(args) => check::check(&cli.machine, args, console),
+        Command::FakeCuda(args) => fake::run(&cli.machine, args, Interface::Cuda, console),
+        Command::FakeHip(args) => fake::run(&cli.machine, args, Interface::Hip, console),
     }
 }
 
@@ -119,5 +123,7 @@ fn name(command: &Command) -> &'static str {
         Command::Prefill(_) => "prefill",
         Command::Decode(_) => "decode",
         Command::Bench(_) => "bench",
+        Command::FakeCuda(_) => "fake-cuda",
+        Command::FakeHip(_) => "fake-hip",
     }
 }
