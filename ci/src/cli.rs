@@ -8,9 +8,11 @@ The project's tasks.
   cargo ci check [--skip-tests]    everything that CI runs
   cargo ci golden                  rewrites the golden files and shows what changed
   cargo ci bench [--save]          exact counts and instructions against the baselines
+  cargo ci kernels [--save]        compiles the device kernels and compares with what is checked in
   cargo ci tidy                    imports, file lengths, module docs, the code map
   cargo ci deny                    licences, bans, sources and advisories of the dependencies
   cargo ci fuzz [TARGET] [--seconds N]   fuzzes one target, or each in turn, for N seconds (60)
+  cargo ci hw-archive              all that a GPU host without Rust needs for the hardware tests
   cargo ci mutants                 mutates placement and the pool: every mutant must be caught
   cargo ci loom                    the engine's models under loom
   cargo ci miri                    the engine's unit tests under Miri
@@ -43,6 +45,11 @@ pub enum Task {
         /// Writes the baselines instead of comparing.
         save: bool,
     },
+    /// The compiled device kernels.
+    Kernels {
+        /// Writes them instead of comparing.
+        save: bool,
+    },
     /// The rules on the source tree.
     Tidy,
     /// The rules on dependencies.
@@ -56,6 +63,8 @@ pub enum Task {
     },
     /// Mutation testing.
     Mutants,
+    /// The tests for a GPU host.
+    HwArchive,
     /// Loom models.
     Loom,
     /// Miri.
@@ -76,10 +85,13 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
         ["golden"] => Ok(Task::Golden),
         ["bench"] => Ok(Task::Bench { save: false }),
         ["bench", "--save"] => Ok(Task::Bench { save: true }),
+        ["kernels"] => Ok(Task::Kernels { save: false }),
+        ["kernels", "--save"] => Ok(Task::Kernels { save: true }),
         ["tidy"] => Ok(Task::Tidy),
         ["deny"] => Ok(Task::Deny),
         ["fuzz", rest @ ..] => parse_fuzz(rest),
         ["mutants"] => Ok(Task::Mutants),
+        ["hw-archive"] => Ok(Task::HwArchive),
         ["loom"] => Ok(Task::Loom),
         ["miri"] => Ok(Task::Miri),
         [task, rest @ ..] if TASKS.contains(task) => {
@@ -89,8 +101,18 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 9] = [
-    "test", "check", "golden", "bench", "tidy", "deny", "mutants", "loom", "miri",
+const TASKS: [&str; 11] = [
+    "test",
+    "check",
+    "golden",
+    "bench",
+    "kernels",
+    "tidy",
+    "deny",
+    "hw-archive",
+    "mutants",
+    "loom",
+    "miri",
 ];
 
 fn parse_fuzz(mut words: &[&str]) -> Result<Task, String> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{bench, exit, tidy};
+use crate::{archive, bench, exit, kernels, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -19,10 +19,12 @@ pub fn run(task: &Task) -> u8 {
         Task::Check { skip_tests } => check(*skip_tests),
         Task::Golden => golden(),
         Task::Bench { save } => bench::run(*save),
+        Task::Kernels { save } => kernels::run(*save),
         Task::Tidy => tidy_step(),
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
         Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
         Task::Mutants => mutants(),
+        Task::HwArchive => archive::run(),
         Task::Loom => loom(),
         Task::Miri => miri(),
     };
@@ -78,7 +80,7 @@ fn junit_counts(text: &str) -> Option<(u64, u64)> {
     Some((number("tests")?, number("failures")? + number("errors")?))
 }
 
-fn target_dir() -> Result<PathBuf, Failure> {
+pub(crate) fn target_dir() -> Result<PathBuf, Failure> {
     let text = Program::new("cargo metadata --no-deps --format-version 1").output()?;
     let parsed: Option<serde_json::Value> = serde_json::from_str(&text).ok();
     let found = parsed
@@ -112,6 +114,7 @@ fn check(skip_tests: bool) -> Result<(), Failure> {
         let program = Program::new("cargo doc --quiet --workspace --no-deps");
         program.env("RUSTDOCFLAGS", "-D warnings").run()
     })?;
+    kernels::compare()?;
     bench::gates()?;
     if tool::DENY.is_there() {
         deny()?;
@@ -158,11 +161,11 @@ fn golden() -> Result<(), Failure> {
 fn deny() -> Result<(), Failure> {
     cargo(
         "licences, bans, sources",
-        "deny check --config ci/deny.toml licenses bans sources",
+        "deny --config ci/deny.toml check licenses bans sources",
     )?;
     // The list of advisories comes from the network; without it there is nothing to compare.
-    if Program::new("cargo deny fetch --config ci/deny.toml db").succeeds() {
-        return cargo("advisories", "deny check --config ci/deny.toml advisories");
+    if Program::new("cargo deny --config ci/deny.toml fetch db").succeeds() {
+        return cargo("advisories", "deny --config ci/deny.toml check advisories");
     }
     not_run("advisories", "the database of advisories cannot be fetched");
     Ok(())

@@ -187,6 +187,8 @@ pub struct DeviceInfo {
     /// The size of a page of physical memory that can be mapped into a reserved range, in bytes,
     /// a power of two; `None` where the device has no virtual memory management.
     pub page_bytes: Option<u64>,
+    /// What the driver rounds memory that is not mapped in pages up to, in bytes, a power of two.
+    pub granularity_bytes: u64,
 }
 
 /// How much of a device's memory is free at the moment.
@@ -205,6 +207,8 @@ pub enum PeerAccess {
     Absent,
     /// The driver offers a direct path and bytes sent over it arrived intact.
     Direct,
+    /// The user asked that copies go through host memory (`DS4_FORCE_BOUNCE=1`).
+    Bounce,
     /// The driver offers a direct path that delivered wrong bytes; it is not used.
     Broken,
 }

@@ -167,7 +167,7 @@ pub struct DevicesArgs {
 /// `ds4 check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Suites: placement, refusal, recovery, determinism, oom-loop, faults; all if absent.
+    /// Suites: placement, refusal, recovery, determinism, oom-loop, faults, kernels; all if absent.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub suite: Vec<String>,
     /// One check by name.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ds4_engine::alloc::placement::OrphanPolicy;
 use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Observer};
+use ds4_engine::backend::driver::{Driver, Vendor, bounce_is_forced};
 use ds4_engine::bytes::format_bytes;
 use ds4_engine::device::{DeviceMask, Ordinal};
 use ds4_engine::selection::{Budget, Selection};
@@ -12,7 +13,7 @@ use ds4_sim::{FaultPlan, SimConfig, SimDevice, Topology};
 use crate::cli::MachineArgs;
 use crate::exit::Exit;
 use crate::output::{Console, Failure};
-use crate::target::{BackendKind, Target};
+use crate::target::{BackendKind, Target, TargetError};
 
 /// The machine of a run, ready to be opened as often as needed.
 #[derive(Clone, Debug)]
@@ -42,13 +43,14 @@ impl Machine {
     /// [`Failure`] with [`Exit::Usage`] for flags or files that are wrong,
     /// [`Exit::NothingDone`] for devices that are not there.
     pub fn resolve(args: &MachineArgs, otherwise: &str) -> Result<Self, Failure> {
-        let kind = backend_kind(args)?;
-        if kind != BackendKind::Sim {
-            return Err(Failure {
-                exit: Exit::NothingDone,
-                message: crate::target::TargetError::Absent(kind).to_string(),
-            });
+        match backend_kind(args)? {
+            BackendKind::Sim => Self::simulated(args, otherwise),
+            BackendKind::Cuda => Self::real(args, Vendor::Cuda),
+            BackendKind::Hip => Self::real(args, Vendor::Hip),
         }
+    }
+
+    fn simulated(args: &MachineArgs, otherwise: &str) -> Result<Self, Failure> {
         let flags = args.selection_flags();
         let sized = args.topology.is_none() && args.gpu_vram.as_deref().is_some_and(lists_sizes);
         let topology = match (&args.topology, sized) {
@@ -77,6 +79,34 @@ impl Machine {
             selection,
             config,
             plan,
+        })
+    }
+
+    /// Real devices; what only a simulated machine has is refused, not ignored.
+    fn real(args: &MachineArgs, vendor: Vendor) -> Result<Self, Failure> {
+        let command = format!("--backend {}", vendor.backend_name());
+        refuse_flags(args, &[Flag::Faults, Flag::Topology], &command)?;
+        let absent = |error: TargetError| Failure {
+            exit: Exit::NothingDone,
+            message: error.to_string(),
+        };
+        let driver = Driver::load(vendor).map_err(|error| absent(error.into()))?;
+        let present = usize::try_from(driver.count()).ok();
+        let selection =
+            Selection::parse(&args.selection_flags(), present).map_err(Failure::usage)?;
+        let ordinals: Vec<Ordinal> = selection
+            .devices
+            .iter()
+            .map(|device| device.ordinal)
+            .collect();
+        let force_bounce = bounce_is_forced().map_err(Failure::usage)?;
+        let target = Target::real(&driver, &ordinals, force_bounce).map_err(absent)?;
+        let config = allocator_config(&selection, args.strict_hints);
+        Ok(Self {
+            target,
+            selection,
+            config,
+            plan: None,
         })
     }
 
@@ -112,6 +142,14 @@ impl Machine {
             ..self.config.clone()
         };
         Allocator::new(Arc::clone(target.backend()), config).map_err(Failure::failed)
+    }
+
+    /// The same machine with these budgets, whatever is free.
+    #[must_use]
+    pub fn with_budgets(&self, budgets: Vec<DeviceBudget>) -> Self {
+        let mut machine = self.clone();
+        machine.config.budgets = budgets;
+        machine
     }
 
     /// The placement hint, [`DeviceMask::EMPTY`] if none was given.

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use ds4_engine::backend::Backend;
+use ds4_engine::backend::driver::{Driver, DriverBackend, OpenError, Vendor};
+use ds4_engine::device::Ordinal;
 use ds4_sim::{InputError, SimBackend, SimConfig};
 
 /// A backend by the name that users give it.
@@ -45,19 +47,15 @@ impl BackendKind {
 pub enum TargetError {
     /// The description of a simulated machine is wrong.
     Input(InputError),
-    /// This build cannot drive such devices.
-    Absent(BackendKind),
+    /// The devices cannot be opened.
+    Open(OpenError),
 }
 
 impl fmt::Display for TargetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(error) => error.fmt(f),
-            Self::Absent(kind) => write!(
-                f,
-                "the {} backend is not part of this version; use --backend sim",
-                kind.name()
-            ),
+            Self::Open(error) => error.fmt(f),
         }
     }
 }
@@ -70,12 +68,19 @@ impl From<InputError> for TargetError {
     }
 }
 
+impl From<OpenError> for TargetError {
+    fn from(error: OpenError) -> Self {
+        Self::Open(error)
+    }
+}
+
 /// The machine that a command runs on.
 #[derive(Clone, Debug)]
 pub struct Target {
     kind: BackendKind,
     backend: Arc<dyn Backend>,
     sim: Option<Arc<SimBackend>>,
+    real: Option<Arc<DriverBackend>>,
 }
 
 impl Target {
@@ -89,6 +94,29 @@ impl Target {
             kind: BackendKind::Sim,
             backend: sim.clone(),
             sim: Some(sim),
+            real: None,
+        })
+    }
+
+    /// Real devices of a driver, by its own numbers and in this order.
+    ///
+    /// # Errors
+    /// [`TargetError::Open`].
+    pub fn real(
+        driver: &Driver,
+        ordinals: &[Ordinal],
+        force_bounce: bool,
+    ) -> Result<Self, TargetError> {
+        let backend = Arc::new(DriverBackend::open(driver, ordinals, force_bounce)?);
+        let kind = match backend.vendor() {
+            Vendor::Cuda => BackendKind::Cuda,
+            Vendor::Hip => BackendKind::Hip,
+        };
+        Ok(Self {
+            kind,
+            backend: backend.clone(),
+            sim: None,
+            real: Some(backend),
         })
     }
 
@@ -108,6 +136,12 @@ impl Target {
     #[must_use]
     pub fn sim(&self) -> Option<&Arc<SimBackend>> {
         self.sim.as_ref()
+    }
+
+    /// The driver behind it, if its devices are real.
+    #[must_use]
+    pub fn real_devices(&self) -> Option<&Arc<DriverBackend>> {
+        self.real.as_ref()
     }
 
     /// The same machine in its first state: a new simulated one, or the same real one.

@@ -3,17 +3,15 @@
 /// The sum of mixed (position, byte) pairs, modulo 2^64.
 ///
 /// Each byte is mixed with its position, so that moved bytes change the sum; sums of parts add up,
-/// so that blocks of a kernel need no order among them.
+/// so that blocks of a kernel need no order among them. After position `u64::MAX` comes 0.
 #[must_use]
 pub fn checksum(memory: &[u8], first_position: u64) -> u64 {
-    memory
-        .iter()
-        .zip(first_position..)
-        .fold(0, |sum: u64, (byte, position)| {
-            sum.wrapping_add(mix(position
-                .wrapping_mul(257)
-                .wrapping_add(u64::from(*byte))))
-        })
+    let mut position = first_position;
+    memory.iter().fold(0, |sum: u64, byte| {
+        let place = position.wrapping_mul(257);
+        position = position.wrapping_add(1);
+        sum.wrapping_add(mix(place.wrapping_add(u64::from(*byte))))
+    })
 }
 
 /// The finaliser of splitmix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
@@ -34,6 +32,13 @@ mod tests {
         let memory: Vec<u8> = (0..=255).collect();
         let whole = checksum(&memory, 5);
         let parts = checksum(&memory[..100], 5).wrapping_add(checksum(&memory[100..], 105));
+        assert_eq!(whole, parts);
+    }
+
+    #[test]
+    fn positions_wrap() {
+        let whole = checksum(&[1, 2], u64::MAX);
+        let parts = checksum(&[1], u64::MAX).wrapping_add(checksum(&[2], 0));
         assert_eq!(whole, parts);
     }
 

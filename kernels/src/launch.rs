@@ -40,7 +40,7 @@ pub enum Launch {
         first_position: u64,
         /// What they should hold.
         pattern: Pattern,
-        /// Two words of 8 bytes: the least wrong position so far, lowered by this launch, and the
+        /// Two words of 8 bytes, at a multiple of 8: the least wrong position so far, lowered by this launch, and the
         /// number of wrong words, raised by it. Start them with `u64::MAX` and 0.
         result: u64,
     },
@@ -53,11 +53,11 @@ pub enum Launch {
         bytes: u64,
         /// The position of the first one.
         first_position: u64,
-        /// The word that is raised, modulo 2^64.
+        /// The word that is raised, modulo 2^64, at a multiple of 8.
         sum: u64,
     },
     /// Adds `count` floats of 4 bytes from `other` on to those from `sum` on, both multiples of 4,
-    /// as [`crate::add_f32`].
+    /// as [`crate::add_f32`]. The two are the same floats or share none.
     AddF32 {
         /// What is added to.
         sum: u64,
@@ -204,7 +204,17 @@ impl Launch {
         })
     }
 
-    /// How many elements the kernel works on, of which a thread takes one at a time.
+    /// The size of an element, in bytes.
+    #[must_use]
+    pub const fn element_bytes(&self) -> u64 {
+        match self {
+            Self::Fill { .. } | Self::Checksum { .. } => 1,
+            Self::WritePattern { .. } | Self::CheckPattern { .. } => 8,
+            Self::AddF32 { .. } => 4,
+        }
+    }
+
+    /// How many elements the kernel works on; with none of them it has nothing to do.
     #[must_use]
     pub const fn elements(&self) -> u64 {
         match *self {

@@ -30,6 +30,32 @@ pub struct Mismatch {
     pub found: u64,
 }
 
+/// What is wrong with a range, in the form of the kernel's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tally {
+    /// The least wrong position; `u64::MAX` when all is right.
+    pub least_position: u64,
+    /// How many words are wrong.
+    pub wrong_words: u64,
+}
+
+impl Tally {
+    /// Nothing is wrong yet.
+    pub const CLEAN: Self = Self {
+        least_position: u64::MAX,
+        wrong_words: 0,
+    };
+
+    /// What is wrong with two ranges.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            least_position: self.least_position.min(other.least_position),
+            wrong_words: self.wrong_words.wrapping_add(other.wrong_words),
+        }
+    }
+}
+
 impl Pattern {
     /// The kind and the word by which a kernel is told the pattern.
     pub(crate) const fn code(self) -> (u64, u64) {
@@ -61,9 +87,9 @@ impl Pattern {
         }
     }
 
-    /// Writes the words from `first_position` on, little-endian.
+    /// Writes the words from `first_position` on, little-endian; after `u64::MAX` comes 0.
     pub fn write(self, memory: &mut [[u8; 8]], first_position: u64) {
-        for (word, position) in memory.iter_mut().zip(first_position..) {
+        for (word, position) in memory.iter_mut().zip(positions(first_position)) {
             *word = self.word(position).to_le_bytes();
         }
     }
@@ -73,18 +99,42 @@ impl Pattern {
     /// # Errors
     /// The first [`Mismatch`].
     pub fn check(self, memory: &[[u8; 8]], first_position: u64) -> Result<(), Mismatch> {
-        for (bytes, position) in memory.iter().zip(first_position..) {
-            let (expected, found) = (self.word(position), u64::from_le_bytes(*bytes));
-            if found != expected {
-                return Err(Mismatch {
-                    position,
-                    expected,
-                    found,
-                });
-            }
-        }
-        Ok(())
+        self.mismatches(memory, first_position)
+            .next()
+            .map_or(Ok(()), Err)
     }
+
+    /// Checks all words from `first_position` on, as the kernel reports them.
+    #[must_use]
+    pub fn tally(self, memory: &[[u8; 8]], first_position: u64) -> Tally {
+        self.mismatches(memory, first_position)
+            .map(|wrong| Tally {
+                least_position: wrong.position,
+                wrong_words: 1,
+            })
+            .fold(Tally::CLEAN, Tally::and)
+    }
+
+    fn mismatches(
+        self,
+        memory: &[[u8; 8]],
+        first_position: u64,
+    ) -> impl Iterator<Item = Mismatch> + '_ {
+        let words = memory.iter().zip(positions(first_position));
+        words.filter_map(move |(bytes, position)| {
+            let (expected, found) = (self.word(position), u64::from_le_bytes(*bytes));
+            (found != expected).then_some(Mismatch {
+                position,
+                expected,
+                found,
+            })
+        })
+    }
+}
+
+/// Ascending positions; after `u64::MAX` comes 0.
+fn positions(first: u64) -> impl Iterator<Item = u64> {
+    (0_u64..).map(move |number| first.wrapping_add(number))
 }
 
 #[cfg(test)]
@@ -121,6 +171,25 @@ mod tests {
                 assert_eq!((found.expected ^ found.found).count_ones(), 1);
                 memory[bit / 64][bit / 8 % 8] ^= 1 << (bit % 8);
             }
+        }
+    }
+
+    #[test]
+    fn a_tally_counts_all_wrong_words_and_keeps_the_least_position() {
+        for pattern in PATTERNS {
+            let mut memory = [[0; 8]; 9];
+            pattern.write(&mut memory, u64::MAX - 3);
+            assert_eq!(pattern.tally(&memory, u64::MAX - 3), Tally::CLEAN);
+            memory[1][0] ^= 1;
+            memory[6][7] ^= 1;
+            let wrong = Tally {
+                least_position: 2,
+                wrong_words: 2,
+            };
+            assert_eq!(pattern.tally(&memory, u64::MAX - 3), wrong);
+            let parts = pattern.tally(&memory[..3], u64::MAX - 3);
+            assert_eq!(parts.least_position, u64::MAX - 2);
+            assert_eq!(parts.and(pattern.tally(&memory[3..], u64::MAX)), wrong);
         }
     }
 }

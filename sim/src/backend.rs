@@ -4,7 +4,6 @@ use ds4_engine::backend::{Backend, BackendError, EventId, PageId};
 use ds4_engine::device::{
     DeviceAddress, DeviceId, DeviceInfo, DeviceMask, MemoryInfo, PeerAccess, StreamId,
 };
-
 use ds4_kernels::Launch;
 
 use crate::call::Call;
@@ -15,7 +14,7 @@ use crate::machine::{COPY_PART_BYTES, Effects, SimBackend, no_stream};
 use crate::stream::Event;
 
 /// How many bytes of a copy over a broken path arrive inverted.
-const BROKEN_BYTES: u64 = 4096;
+pub(crate) const BROKEN_BYTES: u64 = 4096;
 
 impl SimBackend {
     /// The frame of a call about one device.
@@ -55,7 +54,7 @@ impl SimBackend {
         Ok(())
     }
 
-    fn peer_link(&self, from: DeviceId, to: DeviceId) -> Option<Link> {
+    pub(crate) fn peer_link(&self, from: DeviceId, to: DeviceId) -> Option<Link> {
         self.config
             .link(from, to)
             .filter(|link| link.access != PeerAccess::Absent)
@@ -95,7 +94,7 @@ impl SimBackend {
         }
     }
 
-    fn invert(state: &mut DeviceState, address: u64, bytes: u64) {
+    pub(crate) fn invert(state: &mut DeviceState, address: u64, bytes: u64) {
         let mut data = vec![0; usize::try_from(bytes.min(BROKEN_BYTES)).unwrap_or(0)];
         state.read(address, &mut data);
         data.iter_mut().for_each(|byte| *byte = !*byte);
@@ -427,13 +426,10 @@ impl Backend for SimBackend {
     fn launch(
         &self,
         device: DeviceId,
-        _stream: StreamId,
-        _launch: &Launch,
+        stream: StreamId,
+        launch: &Launch,
     ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported {
-            device,
-            call: "cuLaunchKernel",
-        })
+        self.run_kernel(device, stream, launch)
     }
 
     fn peer_access(&self, from: DeviceId, to: DeviceId) -> Result<PeerAccess, BackendError> {

@@ -28,6 +28,7 @@ pub enum Call {
     Fill,
     CopyLocal,
     CopyPeer,
+    Launch,
     PeerAccess,
 }
 
@@ -36,7 +37,7 @@ pub(crate) const CALL_COUNT: usize = Call::ALL.len();
 
 impl Call {
     /// Every call, in the order of the trait.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::MemoryInfo,
         Self::Allocate,
         Self::Free,
@@ -59,6 +60,7 @@ impl Call {
         Self::Fill,
         Self::CopyLocal,
         Self::CopyPeer,
+        Self::Launch,
         Self::PeerAccess,
     ];
 
@@ -98,6 +100,7 @@ impl Call {
             Self::Fill => ("fill", "cuMemsetD8Async"),
             Self::CopyLocal => ("copy_local", "cuMemcpyDtoDAsync"),
             Self::CopyPeer => ("copy_peer", "cuMemcpyPeerAsync"),
+            Self::Launch => ("launch", "cuLaunchKernel"),
             Self::PeerAccess => ("peer_access", "cuDeviceCanAccessPeer"),
         }
     }

@@ -46,7 +46,7 @@ pub fn host_ns(call: Call, bytes: u64) -> u64 {
         Call::CreatePage | Call::DestroyPage => 20_000,
         Call::Map | Call::Unmap => 10_000,
         Call::Write | Call::Read => 4_000,
-        Call::Fill | Call::CopyLocal | Call::CopyPeer => 2_000,
+        Call::Fill | Call::CopyLocal | Call::CopyPeer | Call::Launch => 2_000,
         Call::Synchronize | Call::WaitEvent => 1_000,
         Call::RecordEvent | Call::StreamWaitEvent | Call::EventDone | Call::DestroyEvent => 500,
         Call::PeerAccess => 1_000,
@@ -63,6 +63,13 @@ pub fn host_copy_ns(bytes: u64) -> u64 {
 #[must_use]
 pub fn fill_ns(bytes: u64) -> u64 {
     LAUNCH_NS.saturating_add(transfer_ns(bytes, FILL_BYTES_PER_SECOND))
+}
+
+/// How long a kernel that reads and writes `bytes` bytes of its device occupies its stream, in
+/// nanoseconds: as long as a fill of as many.
+#[must_use]
+pub fn kernel_ns(bytes: u64) -> u64 {
+    fill_ns(bytes)
 }
 
 /// How long a copy within a device occupies its stream, in nanoseconds.

@@ -18,7 +18,7 @@ pub enum FaultKind {
     Sticky,
     /// An error of the driver, once for each firing.
     Fail,
-    /// One bit of the bytes that a copy moved is wrong.
+    /// One bit of the bytes that a copy moved or a kernel wrote is wrong.
     BitFlip,
     /// The call or its stream work takes longer.
     Delay {
@@ -65,9 +65,13 @@ impl FaultKind {
                 Call::RecordEvent,
             ]),
             Self::OomKeep => CallSet::of(&[Call::Allocate, Call::CreatePage]),
-            Self::BitFlip => {
-                CallSet::of(&[Call::Write, Call::Read, Call::CopyLocal, Call::CopyPeer])
-            }
+            Self::BitFlip => CallSet::of(&[
+                Call::Write,
+                Call::Read,
+                Call::CopyLocal,
+                Call::CopyPeer,
+                Call::Launch,
+            ]),
             Self::Lost
             | Self::Sticky
             | Self::Fail

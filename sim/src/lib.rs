@@ -5,20 +5,20 @@
 //! allocations and mapped pages with real bytes, kept sparse so that 8 × 141 GiB fit on a small
 //! host; poison in memory that nobody wrote; every access checked against live, mapped memory, so
 //! that overruns and use after free are errors; peer access for each ordered pair, absent, direct
-//! or broken; streams and events on a virtual clock, with the races between them; and faults as
-//! data ([`fault`]). [`Ledger`] checks from outside what came of it.
+//! or broken; kernels, by their CPU references; streams and events on a virtual clock, with the
+//! races between them; and faults as data ([`fault`]). [`Ledger`] checks from outside what came of
+//! it.
 //!
-//! **Not modelled**: kernels (their host equivalents work on the bytes), contention for bandwidth
-//! between streams, the driver's own memory, fragmentation of physical memory, and the network
-//! between hosts. Times come from [`cost`] and are simulated: they order work, and are no
-//! measurement.
+//! **Not modelled**: the threads of a kernel, contention for bandwidth between streams, the
+//! driver's own memory, fragmentation of physical memory, and the network between hosts. Times come
+//! from [`cost`] and are simulated: they order work, and are no measurement.
 //!
 //! The same calls from one thread give the same results, virtual times and
 //! [`SimBackend::state_hash`] on every machine: there is no wall clock, hash order or floating
 //! point in any decision, and chances are drawn from the plan's seed.
 //!
-//! One lock for each device: calls on different devices run side by side, and a copy between two
-//! locks both in the order of their indices.
+//! One lock for each device: calls on different devices run side by side, and a copy or kernel
+//! on several locks them in the order of their indices.
 //!
 //! An allocator on simulated devices:
 //!
@@ -59,6 +59,7 @@ mod fault_json;
 mod finding;
 mod input;
 mod intervals;
+mod launch;
 mod ledger;
 mod machine;
 mod memory;

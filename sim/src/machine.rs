@@ -337,7 +337,7 @@ impl SimBackend {
         }
         if !matches!(
             call,
-            Call::Write | Call::Read | Call::Fill | Call::CopyLocal | Call::CopyPeer
+            Call::Write | Call::Read | Call::Fill | Call::CopyLocal | Call::CopyPeer | Call::Launch
         ) {
             self.clock.advance(effects.delay_ns);
         }
@@ -482,6 +482,7 @@ fn info(config: &SimConfig, id: DeviceId) -> DeviceInfo {
         ),
         total_bytes: device.map_or(0, |device| device.capacity_bytes),
         page_bytes: device.and_then(|device| device.page_bytes),
+        granularity_bytes: device.map_or(0, |device| device.granularity_bytes),
     }
 }
 

@@ -15,8 +15,7 @@ impl SimBackend {
     /// addresses of the host.
     #[must_use]
     pub fn device_of(&self, address: DeviceAddress) -> Option<DeviceId> {
-        let index = space::device_index(address.0).filter(|index| *index < self.infos.len())?;
-        DeviceId::new(index)
+        space::device_of(address.0).filter(|device| device.index() < self.infos.len())
     }
 
     /// As `write`, in order of a stream and without waiting; `data` may be reused at once.

@@ -1,5 +1,7 @@
 //! The address space of one device.
 
+use ds4_engine::device::DeviceId;
+
 use crate::intervals::IntervalSet;
 
 /// Each device has 2 to this power bytes of addresses, so that an address tells its device.
@@ -7,12 +9,12 @@ const SPACE_SHIFT: u32 = 44;
 
 /// The first device's addresses begin at this multiple of their size, 2^47, where those of user
 /// processes end: a device address is never the address of anything on the host.
-const FIRST_SPACE: u64 = 8;
+const FIRST_SPACE: usize = 8;
 
-/// The index of the device to which an address belongs, if there are so many devices.
-pub(crate) fn device_index(address: u64) -> Option<usize> {
-    let index = (address >> SPACE_SHIFT).checked_sub(FIRST_SPACE)?;
-    usize::try_from(index).ok()
+/// The device to which an address belongs; the machine may have fewer.
+pub(crate) fn device_of(address: u64) -> Option<DeviceId> {
+    let number = usize::try_from(address >> SPACE_SHIFT).ok()?;
+    DeviceId::new(number.checked_sub(FIRST_SPACE)?)
 }
 
 /// Addresses of one device, handed out in ascending order.
@@ -30,7 +32,7 @@ pub(crate) struct AddressSpace {
 impl AddressSpace {
     /// The addresses of device `index`; `reuse` hands freed ones out again at once.
     pub(crate) fn new(index: usize, reuse: bool) -> Self {
-        let base = (index as u64 + FIRST_SPACE) << SPACE_SHIFT;
+        let base = ((index + FIRST_SPACE) as u64) << SPACE_SHIFT;
         Self {
             next: base,
             end: base + (1 << SPACE_SHIFT),
@@ -80,9 +82,13 @@ mod tests {
         let a = first.take(4096, 4096).unwrap();
         let b = first.take(4096, 4096).unwrap();
         assert!(b > a + 4096);
-        let c = second.take(1, 256).unwrap();
-        assert_eq!([a, b, c].map(device_index), [0, 0, 1].map(Some));
-        assert_eq!(device_index(0x7fff_ffff_ffff), None);
+        assert_eq!(second.take(1, 256).unwrap(), 9 << 44);
+        assert_eq!(device_of(a), DeviceId::new(0));
+        assert_eq!(device_of((10 << 44) - 1), DeviceId::new(1));
+        assert_eq!(
+            (device_of((1 << 47) - 1), device_of(u64::MAX)),
+            (None, None)
+        );
         assert_eq!(first.take(1 << 44, 256), None);
     }
 

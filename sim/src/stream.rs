@@ -10,7 +10,7 @@
 //! Not modelled: streams share neither bandwidth nor compute, and what one host thread has seen
 //! counts as seen by all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -143,6 +143,8 @@ impl Event {
 pub(crate) struct Streams {
     device: DeviceId,
     streams: BTreeMap<u32, Stream>,
+    /// Numbers that were in use and are free again.
+    freed: BTreeSet<u32>,
     events: BTreeMap<u64, Event>,
     next_event: u64,
 }
@@ -153,6 +155,7 @@ impl Streams {
         Self {
             device,
             streams: BTreeMap::from([(StreamId::DEFAULT.0, default)]),
+            freed: BTreeSet::new(),
             events: BTreeMap::new(),
             next_event: 1,
         }
@@ -160,11 +163,9 @@ impl Streams {
 
     /// Makes a stream with the least number that is not in use.
     pub(crate) fn create(&mut self) -> Option<StreamId> {
-        let gap = (0..)
-            .zip(self.streams.keys())
-            .find(|(number, used)| number != *used);
-        let number = match gap {
-            Some((number, _)) => number,
+        // Without a freed number, those in use are 0 to one less than their count.
+        let number = match self.freed.pop_first() {
+            Some(number) => number,
             None => u32::try_from(self.streams.len()).ok()?,
         };
         let stream = StreamId(number);
@@ -174,7 +175,9 @@ impl Streams {
     }
 
     pub(crate) fn remove(&mut self, stream: StreamId) -> Option<Stream> {
-        self.streams.remove(&stream.0)
+        let removed = self.streams.remove(&stream.0)?;
+        self.freed.insert(stream.0);
+        Some(removed)
     }
 
     pub(crate) fn get_mut(&mut self, stream: StreamId) -> Option<&mut Stream> {

@@ -9,9 +9,6 @@ use super::Allocator;
 use super::error::FreeError;
 use super::request::Handle;
 
-/// How much of a bounced copy passes through host memory at a time, in bytes.
-const BOUNCE_BYTES: u64 = 16 << 20;
-
 /// The way that bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyPath {
@@ -123,7 +120,9 @@ impl Allocator {
         } else {
             match self.backend.peer_access(source.device, target.device)? {
                 PeerAccess::Direct => CopyPath::Peer,
-                PeerAccess::Absent | PeerAccess::Broken => CopyPath::HostBounce,
+                PeerAccess::Absent | PeerAccess::Bounce | PeerAccess::Broken => {
+                    CopyPath::HostBounce
+                }
             }
         };
         if bytes > 0 {
@@ -143,7 +142,11 @@ impl Allocator {
         if path == CopyPath::HostBounce {
             backend.synchronize(source.device, source.stream)?;
             backend.synchronize(target.device, target.stream)?;
-            return self.bounce(source, target, bytes);
+            let (from, to) = (
+                (source.device, source.address),
+                (target.device, target.address),
+            );
+            return backend.copy_via_host(from, to, bytes);
         }
         // What the target's stream still reads or writes there must end before it is overwritten.
         self.order(target, source)?;
@@ -158,23 +161,6 @@ impl Allocator {
             backend.copy_peer(from, to, bytes, source.stream)?;
         }
         self.order(source, target)
-    }
-
-    fn bounce(&self, source: End, target: End, bytes: u64) -> Result<(), BackendError> {
-        let mut host = vec![0; bytes.min(BOUNCE_BYTES) as usize];
-        let mut done = 0;
-        while done < bytes {
-            let part = (bytes - done).min(BOUNCE_BYTES) as usize;
-            let Some(chunk) = host.get_mut(..part) else {
-                break;
-            };
-            self.backend
-                .read(source.device, DeviceAddress(source.address.0 + done), chunk)?;
-            self.backend
-                .write(target.device, DeviceAddress(target.address.0 + done), chunk)?;
-            done += part as u64;
-        }
-        Ok(())
     }
 
     /// Makes later work of `after`'s stream wait for the present work of `before`'s stream.

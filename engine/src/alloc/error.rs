@@ -8,6 +8,7 @@ use crate::backend::BackendError;
 use crate::bytes::format_bytes;
 use crate::device::{DeviceAddress, DeviceId, DeviceMask, StreamId};
 
+use super::pool::{MAX_GRANULE_BYTES, UNIT_BYTES};
 use super::request::MAX_ALIGN_BYTES;
 
 /// Why a request was not granted.
@@ -135,7 +136,8 @@ pub enum RefusalReason {
         /// What the driver said.
         detail: String,
     },
-    /// The device has no such stream.
+    /// The device has no such stream, or 8,191 streams took its memory before this one: the books
+    /// tell no more apart.
     UnknownStream {
         /// The stream asked for.
         stream: StreamId,
@@ -352,6 +354,13 @@ pub enum InitError {
         /// How many devices there are.
         device_count: usize,
     },
+    /// A device hands memory out in pieces in which the allocator cannot count.
+    BadGranule {
+        /// The device.
+        device: DeviceId,
+        /// The size of its pages, or else its granularity, in bytes.
+        bytes: u64,
+    },
     /// Nothing is left for the pool of a device.
     NoBudget {
         /// The device.
@@ -380,6 +389,13 @@ impl fmt::Display for InitError {
             } => write!(
                 f,
                 "a budget or exclusion names device {index}, but there are {device_count} devices"
+            ),
+            Self::BadGranule { device, bytes } => write!(
+                f,
+                "{device} hands out memory in pieces of {}; exclude it: the allocator counts in \
+                 powers of two from {UNIT_BYTES} bytes to {}",
+                format_bytes(*bytes),
+                format_bytes(MAX_GRANULE_BYTES)
             ),
             Self::NoBudget {
                 device,

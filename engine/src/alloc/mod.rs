@@ -59,6 +59,12 @@ impl Device {
         let arena = self.arena.as_ref()?;
         Some(arena.lock().unwrap_or_else(PoisonError::into_inner))
     }
+
+    /// Whether requests may name a stream, without the lock for the default one.
+    #[inline]
+    fn knows(&self, stream: StreamId) -> bool {
+        stream == StreamId::DEFAULT || self.lock().is_some_and(|arena| arena.knows(stream))
+    }
 }
 
 /// A granted request and the rung of the ladder that won.
@@ -227,7 +233,9 @@ impl Allocator {
         orphaned: bool,
     ) -> Result<Allocation, (u64, RefusalReason)> {
         let asked_bytes = u64::from(ask.units) * UNIT_BYTES;
-        if let Some(largest_free_bytes) = device.gauge.refuses(asked_bytes) {
+        if let Some(largest_free_bytes) = device.gauge.refuses(asked_bytes)
+            && device.knows(ask.stream)
+        {
             let used_bytes = device.gauge.used_bytes();
             let over = used_bytes.saturating_add(asked_bytes) > device.budget_bytes;
             let reason = if over {

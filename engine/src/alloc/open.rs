@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::backend::Backend;
-use crate::device::{DeviceId, DeviceMask, MAX_DEVICES, PeerAccess};
+use crate::device::{DeviceId, DeviceInfo, DeviceMask, MAX_DEVICES, PeerAccess};
 
 use super::arena::Arena;
 use super::error::InitError;
 use super::gauge::Gauge;
 use super::observe::Observer;
 use super::placement::OrphanPolicy;
-use super::pool::UNIT_BYTES;
+use super::pool::{UNIT_BYTES, is_granule};
 use super::{Allocator, Device};
 
 /// How much of one device the allocator may use.
@@ -48,8 +48,8 @@ impl Allocator {
     /// reserve, rounded down to a page.
     ///
     /// # Errors
-    /// [`InitError`]: no device or too many, a configured device that does not exist, nothing
-    /// left of a device's budget, or a backend that fails.
+    /// [`InitError`]: no device or too many, a configured device that does not exist, pages in
+    /// which nothing can be counted, nothing left of a device's budget, or a backend that fails.
     pub fn new(backend: Arc<dyn Backend>, config: AllocatorConfig) -> Result<Self, InitError> {
         let count = backend.devices().len();
         check_config(count, &config)?;
@@ -124,15 +124,12 @@ fn open_arena(
     budget: DeviceBudget,
     config: &AllocatorConfig,
 ) -> Result<Arena, InitError> {
+    let info = backend.devices().get(device.index());
+    let granule_bytes = info.map_or(Ok(UNIT_BYTES), |info| granule(device, info))?;
     let free_bytes = backend.memory_info(device)?.free_bytes;
     let bytes = budget.configured_bytes.unwrap_or(u64::MAX).min(free_bytes);
     let bytes = bytes.saturating_sub(budget.reserve_bytes);
-    let info = backend.devices().get(device.index()).cloned();
-    let page_bytes = info
-        .as_ref()
-        .and_then(|info| info.page_bytes)
-        .unwrap_or(UNIT_BYTES);
-    let Some(info) = info.filter(|_| bytes >= page_bytes) else {
+    let Some(info) = info.filter(|_| bytes >= granule_bytes) else {
         return Err(InitError::NoBudget {
             device,
             configured_bytes: budget.configured_bytes,
@@ -149,7 +146,54 @@ fn open_arena(
             peers = peers.or(DeviceMask::only(peer));
         }
     }
-    let mut arena = Arena::open(backend, device, &info, bytes, config.free_by_address)?;
+    let mut arena = Arena::open(backend, device, info, bytes, config.free_by_address)?;
     arena.set_peers(peers);
     Ok(arena)
+}
+
+/// The pieces in which a budget is counted: pages where the device has them.
+fn granule(device: DeviceId, info: &DeviceInfo) -> Result<u64, InitError> {
+    let bytes = info.page_bytes.unwrap_or(info.granularity_bytes);
+    if !is_granule(bytes) {
+        return Err(InitError::BadGranule { device, bytes });
+    }
+    Ok(info.page_bytes.unwrap_or(UNIT_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Ordinal;
+
+    fn device(page_bytes: Option<u64>, granularity_bytes: u64) -> DeviceInfo {
+        DeviceInfo {
+            ordinal: Ordinal(0),
+            name: String::new(),
+            pci_bus_id: String::new(),
+            uuid: String::new(),
+            total_bytes: 1 << 40,
+            page_bytes,
+            granularity_bytes,
+        }
+    }
+
+    #[test]
+    fn pages_above_4_gib_or_not_a_power_of_two_of_256_bytes_are_refused() {
+        let id = DeviceId::new(0).unwrap();
+        for bytes in [256, 2 << 20, 4 << 30] {
+            assert_eq!(granule(id, &device(Some(bytes), 0)), Ok(bytes));
+            assert_eq!(granule(id, &device(None, bytes)), Ok(UNIT_BYTES));
+        }
+        for bytes in [0, 128, 3 << 20, 8 << 30, 1 << 63] {
+            let refused = Err(InitError::BadGranule { device: id, bytes });
+            assert_eq!(granule(id, &device(Some(bytes), 2 << 20)), refused);
+            assert_eq!(granule(id, &device(None, bytes)), refused);
+        }
+        let text = InitError::BadGranule {
+            device: id,
+            bytes: 8 << 30,
+        }
+        .to_string();
+        assert!(text.contains("8 GiB") && text.contains("4 GiB"), "{text}");
+    }
 }

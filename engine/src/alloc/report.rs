@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use crate::device::{DeviceId, DeviceMask};
 use crate::hash::StateHash;
 
-use super::Allocator;
 use super::pool::{BlockView, PoolCounters};
+use super::{Allocator, DeviceBudget};
 
 /// The figures of one device's pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +88,16 @@ impl Allocator {
             refusals: device.gauge.refusals().0,
             ..arena.snapshot()
         })
+    }
+
+    /// Budgets that give another allocator the same room as this one, whatever is free then.
+    #[must_use]
+    pub fn budgets(&self) -> Vec<DeviceBudget> {
+        let budgets = self.devices.iter().map(|device| DeviceBudget {
+            configured_bytes: Some(device.budget_bytes),
+            reserve_bytes: 0,
+        });
+        budgets.collect()
     }
 
     /// Requests refused so far.

@@ -1,8 +1,12 @@
-//! The one trait behind which devices live, simulated or real.
+//! The one trait behind which devices live, simulated or real, and the real ones ([`driver`]).
 //!
 //! A backend reports only what a caller cannot foresee: out of memory, a lost device, an error of
 //! the driver. Everything that can be checked without a device (sizes, masks, handles, bounds of
 //! live blocks) is checked once, by [`crate::alloc`].
+
+#[expect(unsafe_code, reason = "drivers are C libraries")]
+pub mod driver;
+mod peer_probe;
 
 use std::fmt;
 
@@ -140,7 +144,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Free and total bytes of the device, other processes' use included.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo, BackendError>;
 
-    /// Takes `bytes` of memory, aligned to 256 bytes or more.
+    /// Takes `bytes` of memory, aligned to 256 bytes or more; the device loses as many as
+    /// [`DeviceInfo::granularity_bytes`] rounds them up to.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<DeviceAddress, BackendError>;
 
     /// Gives back what [`Backend::allocate`] returned.
@@ -250,6 +255,29 @@ pub trait Backend: Send + Sync + fmt::Debug {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), BackendError>;
+
+    /// Copies from one device to another through host memory and waits; the caller has waited for
+    /// earlier work on both places.
+    fn copy_via_host(
+        &self,
+        from: (DeviceId, DeviceAddress),
+        to: (DeviceId, DeviceAddress),
+        bytes: u64,
+    ) -> Result<(), BackendError> {
+        const PART_BYTES: u64 = 16 << 20;
+        let mut host = vec![0; usize::try_from(bytes.min(PART_BYTES)).unwrap_or(0)];
+        let mut done = 0;
+        while done < bytes {
+            let part = usize::try_from((bytes - done).min(PART_BYTES)).unwrap_or(0);
+            let Some(part) = host.get_mut(..part).filter(|part| !part.is_empty()) else {
+                break;
+            };
+            self.read(from.0, DeviceAddress(from.1.0 + done), part)?;
+            self.write(to.0, DeviceAddress(to.1.0 + done), part)?;
+            done += part.len() as u64;
+        }
+        Ok(())
+    }
 
     /// Runs a kernel on the device, in stream order. Its addresses may be those of peers to which
     /// the device has a direct path.

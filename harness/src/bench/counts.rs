@@ -120,7 +120,7 @@ fn pool(workload: &Workload, bytes: u64) -> Result<Counts, String> {
 
 fn allocator(workload: &Workload, devices: usize, mask: u32, bytes: u64) -> Result<Counts, String> {
     let backend = open_sim(devices, bytes)?;
-    let allocator = allocator_on(&backend, bytes, false)?;
+    let allocator = allocator_on(backend.clone(), bytes, false)?;
     let mut peer = ByHandle {
         allocator,
         mask: DeviceMask(mask),

@@ -4,11 +4,14 @@
 //! rounds run in turns. Simulated devices stand below the whole allocator: the rows measure the
 //! host's work, and no time of a driver is in them.
 //!
+//! On a real device ([`measure_device`]) the peers are the driver's own ways of taking memory.
+//!
 //! Not here: peers that build C++ or need `unsafe` (the benches crate adds them), kernels and
 //! links.
 
 mod capacity;
 mod counts;
+mod device;
 mod measure;
 pub mod peers;
 mod plan;
@@ -21,6 +24,7 @@ use serde::Serialize;
 
 pub use capacity::least_capacity;
 pub use counts::{Counted, Counts, MASKS, count_all, counted_names, open_counted};
+pub use device::measure_device;
 pub use measure::{Comparison, MIN_ROUNDS, Spec, Times, compare, quantile, roomy, time};
 use peers::Contender;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ds4_engine::alloc::pool::{BlockId, Pool, Want};
 use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Handle, Request};
+use ds4_engine::backend::Backend;
 use ds4_engine::device::{DeviceAddress, DeviceMask};
 use ds4_sim::{SimBackend, SimConfig};
 
@@ -159,7 +160,7 @@ pub fn open_allocator(
     budget_bytes: u64,
     by_address: bool,
 ) -> Result<Arc<Allocator>, String> {
-    allocator_on(&open_sim(devices, budget_bytes)?, budget_bytes, by_address)
+    allocator_on(open_sim(devices, budget_bytes)?, budget_bytes, by_address)
 }
 
 /// The machine under [`open_allocator`].
@@ -172,7 +173,7 @@ pub(super) fn open_sim(devices: usize, budget_bytes: u64) -> Result<Arc<SimBacke
 }
 
 pub(super) fn allocator_on(
-    backend: &Arc<SimBackend>,
+    backend: Arc<dyn Backend>,
     budget_bytes: u64,
     by_address: bool,
 ) -> Result<Arc<Allocator>, String> {
@@ -181,11 +182,10 @@ pub(super) fn allocator_on(
         reserve_bytes: 0,
     };
     let config = AllocatorConfig {
-        budgets: vec![budget; backend.config().devices.len()],
+        budgets: vec![budget; backend.devices().len()],
         free_by_address: by_address,
         ..AllocatorConfig::default()
     };
-    let backend: Arc<SimBackend> = Arc::clone(backend);
     Allocator::new(backend, config)
         .map(Arc::new)
         .map_err(|error| error.to_string())

@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use crate::bench::{Options, measure};
+use crate::bench::{Options, Row, measure, measure_device};
 use crate::cli::{BenchArgs, MachineArgs};
 use crate::exit::Exit;
-use crate::machine::{Flag, refuse_flags};
+use crate::machine::{Flag, Machine, refuse_flags, roomy};
 use crate::output::{Console, Failure, Outcome};
 
 /// Measures the allocator.
@@ -14,30 +14,41 @@ pub(super) fn alloc(
     args: &BenchArgs,
     console: &Console,
 ) -> Result<Outcome, Failure> {
-    let unused = [Flag::Faults, Flag::Hints, Flag::Devices, Flag::Topology];
+    let unused = [Flag::Faults, Flag::Hints, Flag::Topology];
     refuse_flags(machine, &unused, "bench")?;
-    let named = machine.backend.as_deref().filter(|name| !name.is_empty());
-    if named.is_some_and(|name| !name.eq_ignore_ascii_case("sim")) {
-        return Err(Failure {
-            exit: Exit::NothingDone,
-            message: "bench alloc measures on simulated devices; use --backend sim".to_owned(),
-        });
-    }
     let options = Options {
         rounds: args.runs as usize,
         filter: args.only.clone(),
         quick: args.quick,
     };
+    let resolved = Machine::resolve(machine, roomy(1))?;
+    let real = resolved.target.real_devices();
+    if real.is_none() {
+        refuse_flags(machine, &[Flag::Devices], "bench on simulated devices")?;
+    }
     let bar = console.progress(0, "measuring");
-    let mut text = String::from(
-        "simulated devices: the host's work alone, no driver's; least ns per operation of a round\n\n",
-    );
-    let rows = measure(&options, Vec::new(), |row| {
+    let mut text = match real {
+        Some(_) => format!(
+            "{}; host time alone, least ns per operation of a round; a pair is two operations\n\n",
+            resolved.target.origin()
+        ),
+        None => String::from(
+            "simulated devices: the host's work alone, no driver's; least ns per operation of a round\n\n",
+        ),
+    };
+    let each = |row: &Row| {
         bar.inc(1);
         text.push_str(&format!("{row}\n"));
-    })
-    .map_err(Failure::failed)?;
+    };
+    let rows = match real {
+        Some(backend) => measure_device(backend, &options, each),
+        None => measure(&options, Vec::new(), each),
+    };
+    let rows = rows.map_err(Failure::failed)?;
     bar.finish_and_clear();
+    if real.is_some() {
+        text.push_str("\nno call of the driver once the memory was there (counted)\n");
+    }
     if rows.is_empty() {
         return Err(Failure {
             exit: Exit::NothingDone,
@@ -45,7 +56,8 @@ pub(super) fn alloc(
         });
     }
     let value = json!({
-        "backend": "sim",
+        "backend": resolved.target.kind().name(),
+        "origin": resolved.target.origin(),
         "rows": rows,
         "machine": { "cores": std::thread::available_parallelism().map_or(1, usize::from),
                      "arch": std::env::consts::ARCH, "os": std::env::consts::OS },

@@ -67,7 +67,8 @@ fn peer_matrix(backend: &dyn Backend) -> Result<Matrix, BackendError> {
 fn word(access: &Option<PeerAccess>) -> &'static str {
     match access {
         None => "self",
-        Some(PeerAccess::Absent) => "bounce",
+        Some(PeerAccess::Absent) => "absent",
+        Some(PeerAccess::Bounce) => "bounce",
         Some(PeerAccess::Direct) => "direct",
         Some(PeerAccess::Broken) => "broken",
     }

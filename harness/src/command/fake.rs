@@ -93,7 +93,11 @@ fn check(
         gpu_vram: args.gpus.clone(),
         ..machine.clone()
     };
-    let opened = Machine::resolve(&flags, OTHERWISE)?;
+    // Only --gpus was typed, and is read as --gpu-vram is.
+    let opened = Machine::resolve(&flags, OTHERWISE).map_err(|failure| Failure {
+        message: failure.message.replace("--gpu-vram", "--gpus"),
+        ..failure
+    })?;
     let devices = opened.target.backend().devices();
     let sizes: Vec<String> = devices
         .iter()

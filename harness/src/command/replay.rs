@@ -72,7 +72,8 @@ struct Measured {
 
 /// Replays twice: once to be timed as a whole, once to be timed by operation.
 ///
-/// Both must end in the same state, which every replay thereby checks.
+/// Both must end in the same state, which every replay thereby checks; for that the second one has
+/// the budgets of the first, as what is free on a real device varies.
 fn measure(
     machine: &Machine,
     trace: &Trace,
@@ -102,7 +103,9 @@ fn measure(
 
     let mut samples = Vec::with_capacity(trace.events.len());
     let target = machine.fresh()?;
-    let allocator = machine.allocator(&target, None)?;
+    let budgets = allocator.budgets();
+    drop(allocator);
+    let allocator = machine.with_budgets(budgets).allocator(&target, None)?;
     let watch = Stopwatch::start();
     let mut last = 0;
     let again = replay(&allocator, trace, &options(), || {

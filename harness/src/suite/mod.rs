@@ -1,4 +1,5 @@
-//! The conformance suites: one body of checks over the allocator, run on every backend.
+//! The conformance suites: one body of checks over the allocator and the kernels, run on every
+//! backend.
 //!
 //! A check works on worlds: an allocator over fresh devices with small, uneven budgets, watched by
 //! a model of its own that trusts none of the allocator's figures. Budgets are the same on every
@@ -11,6 +12,7 @@ mod determinism;
 mod draw;
 mod faults;
 pub mod junit;
+mod kernels;
 mod model;
 mod oom_loop;
 mod ownership;
@@ -47,17 +49,20 @@ pub enum Suite {
     OomLoop,
     /// Random operations under random faults, then without.
     Faults,
+    /// Kernels against their references.
+    Kernels,
 }
 
 impl Suite {
     /// All suites, in the order in which they run.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Placement,
         Self::Refusal,
         Self::Recovery,
         Self::Determinism,
         Self::OomLoop,
         Self::Faults,
+        Self::Kernels,
     ];
 
     /// The name users give it.
@@ -70,6 +75,7 @@ impl Suite {
             Self::Determinism => "determinism",
             Self::OomLoop => "oom-loop",
             Self::Faults => "faults",
+            Self::Kernels => "kernels",
         }
     }
 

@@ -219,7 +219,7 @@ fn copy_and_compare(world: &mut World, source: &Owned, target: &Owned, number: u
             .map_err(Failure::error)?
         {
             PeerAccess::Direct => CopyPath::Peer,
-            PeerAccess::Absent | PeerAccess::Broken => CopyPath::HostBounce,
+            PeerAccess::Absent | PeerAccess::Bounce | PeerAccess::Broken => CopyPath::HostBounce,
         }
     };
     let report = world.copy(from.handle, to.handle, from.bytes)?;

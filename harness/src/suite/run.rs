@@ -10,7 +10,9 @@ use ds4_sim::Topology;
 use super::campaign::panic_text;
 use super::trial::{Check, Failure, Held, Trial};
 use super::{CheckOptions, CheckResult, CheckRun, Sometimes, Suite, Totals, Verdict};
-use super::{determinism, faults, oom_loop, ownership, placement, recovery, refusal, streams};
+use super::{
+    determinism, faults, kernels, oom_loop, ownership, placement, recovery, refusal, streams,
+};
 use crate::target::{BackendKind, Target};
 
 fn checks() -> impl Iterator<Item = &'static Check> {
@@ -23,6 +25,7 @@ fn checks() -> impl Iterator<Item = &'static Check> {
         determinism::CHECKS,
         oom_loop::CHECKS,
         faults::CHECKS,
+        kernels::CHECKS,
     ]
     .into_iter()
     .flatten()

@@ -53,6 +53,7 @@ pub(super) struct Tally {
     pub(super) copies: u64,
     pub(super) rejected: u64,
     pub(super) faults: u64,
+    pub(super) launches: u64,
     pub(super) worlds: u64,
     pub(super) sometimes: BTreeMap<&'static str, u64>,
     pub(super) hash: StateHash,
@@ -71,6 +72,7 @@ impl Tally {
         self.copies += other.copies;
         self.rejected += other.rejected;
         self.faults += other.faults;
+        self.launches += other.launches;
         self.worlds += other.worlds;
         for (situation, hits) in &other.sometimes {
             *self.sometimes.entry(situation).or_default() += hits;
@@ -80,7 +82,7 @@ impl Tally {
 
     /// Operations in all; none of them means that nothing was shown.
     pub(super) fn work(&self) -> u64 {
-        self.allocations + self.refusals + self.rejected + self.copies
+        self.allocations + self.refusals + self.rejected + self.copies + self.launches
     }
 
     /// What was done, for people.
@@ -92,6 +94,7 @@ impl Tally {
             (self.copies, "copy", "copies"),
             (self.rejected, "bad call rejected", "bad calls rejected"),
             (self.faults, "fault fired", "faults fired"),
+            (self.launches, "kernel launched", "kernels launched"),
             (self.worlds, "history", "histories"),
         ];
         let parts: Vec<String> = counts

@@ -4,6 +4,8 @@ use ds4_engine::backend::{Backend, BackendError, EventId, OomOrigin, PageId};
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceAddress, DeviceMask, StreamId};
 
+use ds4_kernels::Launch;
+
 use super::*;
 use crate::{Call, Fault, FaultKind, FaultPlan};
 
@@ -33,6 +35,15 @@ fn one_call(sim: &SimBackend, call: Call) -> Result<(), BackendError> {
         Call::Fill => sim.fill(d, a, 1, 0, s),
         Call::CopyLocal => sim.copy_local(d, a, a, 1, s),
         Call::CopyPeer => sim.copy_peer((d, a), (gpu(1), DeviceAddress(9 << 44)), 1, s),
+        Call::Launch => sim.launch(
+            d,
+            s,
+            &Launch::Fill {
+                to: a.0,
+                bytes: 1,
+                value: 0,
+            },
+        ),
         Call::PeerAccess => sim.peer_access(d, gpu(1)).map(|_| ()),
     }
 }

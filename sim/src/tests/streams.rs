@@ -19,6 +19,22 @@ fn stream_numbers_are_the_least_free_ones() {
 }
 
 #[test]
+fn a_hundred_thousand_streams_are_made_without_looking_through_those_before() {
+    let sim = machine(1, GIB);
+    let create = || sim.create_stream(gpu(0)).unwrap().0;
+    for number in 1..=100_000 {
+        assert_eq!(create(), number);
+    }
+    for freed in [70_000, 3, 100_000] {
+        sim.destroy_stream(gpu(0), StreamId(freed)).unwrap();
+    }
+    assert_eq!(
+        [create(), create(), create(), create()],
+        [3, 70_000, 100_000, 100_001]
+    );
+}
+
+#[test]
 fn an_event_is_done_when_the_work_before_it_is_and_waiting_moves_the_clock() {
     let sim = machine(1, GIB);
     let stream = sim.create_stream(gpu(0)).unwrap();

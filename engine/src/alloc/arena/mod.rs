@@ -15,7 +15,7 @@ use super::pool::{
 };
 use super::report::PoolStats;
 use pages::Pages;
-use slabs::{Slabs, slab_bytes, usable_bytes};
+use slabs::{Slabs, usable_bytes};
 use streams::Streams;
 
 /// What stands behind the books.
@@ -69,7 +69,8 @@ enum Miss {
 }
 
 impl Arena {
-    /// Prepares a device; `budget_bytes` is rounded down to what its backing can hold.
+    /// Prepares a device, of which `info` was checked; `budget_bytes` is rounded down to what its
+    /// backing can hold.
     pub(super) fn open(
         backend: &dyn Backend,
         device: DeviceId,
@@ -82,19 +83,15 @@ impl Arena {
         let budget_bytes = budget_bytes.min(most) & !(granule - 1);
         let (pool, backing) = match info.page_bytes {
             Some(page_bytes) => {
-                let shift = page_bytes.trailing_zeros() - UNIT_BYTES.trailing_zeros();
-                let limit = u32::try_from(budget_bytes / page_bytes).unwrap_or(u32::MAX);
-                let mut pool = Pool::new(Some(PageLimit {
-                    shift,
-                    pages: limit,
-                }));
+                let most_pages = u32::try_from(budget_bytes / page_bytes).unwrap_or(u32::MAX);
+                let mut pool = Pool::new(PageLimit::new(page_bytes, most_pages));
                 let pages = Pages::reserve(backend, device, budget_bytes, page_bytes, most)?;
                 pool.extend(units_of(budget_bytes), false);
                 (pool, Backing::Pages(pages))
             }
             None => (
                 Pool::new(None),
-                Backing::Slabs(Slabs::new(device, budget_bytes)),
+                Backing::Slabs(Slabs::new(device, budget_bytes, info.granularity_bytes)),
             ),
         };
         Ok(Self {
@@ -124,6 +121,10 @@ impl Arena {
         &self.pool
     }
 
+    pub(super) fn knows(&self, stream: StreamId) -> bool {
+        self.streams.knows(stream)
+    }
+
     pub(super) fn register_stream(&mut self, stream: StreamId) {
         self.streams.register(stream);
     }
@@ -151,9 +152,6 @@ impl Arena {
     ) -> Result<Granted, RefusalReason> {
         if let Some(detail) = &self.lost {
             return Err(lost(detail));
-        }
-        if !self.streams.knows(ask.stream) {
-            return Err(RefusalReason::UnknownStream { stream: ask.stream });
         }
         let Some(slot) = self.streams.slot(&mut self.pool, ask.stream) else {
             return Err(RefusalReason::UnknownStream { stream: ask.stream });
@@ -449,8 +447,7 @@ impl Arena {
             }
             Backing::Slabs(slabs) => {
                 let free = u64::from(self.pool.largest_free()) * UNIT_BYTES;
-                let left = self.budget_bytes.saturating_sub(slabs.reserved_bytes());
-                free.max(usable_bytes(left))
+                free.max(usable_bytes(slabs.left_bytes()))
             }
         }
     }
@@ -460,7 +457,7 @@ impl Arena {
         let Backing::Slabs(slabs) = &mut self.backing else {
             return Ok(false);
         };
-        let need_bytes = slab_bytes(u64::from(ask.units) * UNIT_BYTES);
+        let need_bytes = slabs.slab_bytes(u64::from(ask.units) * UNIT_BYTES);
         let most_kept_bytes = self.budget_bytes.saturating_sub(need_bytes);
         let count = slabs.excess(most_kept_bytes);
         if need_bytes > self.budget_bytes || count == 0 || count > self.pool.free_regions_at_end() {

@@ -12,14 +12,9 @@ use super::super::request::MAX_ALIGN_BYTES;
 /// It is lost wherever the driver puts the slab: no decision may depend on an address.
 const ALIGNMENT_LOSS_BYTES: u64 = MAX_ALIGN_BYTES - UNIT_BYTES;
 
-/// The bytes of the driver for a slab that holds `need_bytes`.
+/// What a slab of `bytes` holds, in bytes.
 ///
 /// Slabs hold multiples of the largest alignment, so that offsets in later ones are aligned too.
-pub(super) fn slab_bytes(need_bytes: u64) -> u64 {
-    need_bytes.next_multiple_of(MAX_ALIGN_BYTES) + ALIGNMENT_LOSS_BYTES
-}
-
-/// What a slab of `bytes` holds, in bytes.
 pub(super) fn usable_bytes(bytes: u64) -> u64 {
     bytes.saturating_sub(ALIGNMENT_LOSS_BYTES) & !(MAX_ALIGN_BYTES - 1)
 }
@@ -40,6 +35,8 @@ struct Slab {
 pub(super) struct Slabs {
     device: DeviceId,
     budget_bytes: u64,
+    /// Slabs take whole granules, because the device loses whole ones.
+    granularity_bytes: u64,
     slabs: Vec<Slab>,
 }
 
@@ -50,16 +47,29 @@ pub(super) struct Grown {
 }
 
 impl Slabs {
-    pub(super) fn new(device: DeviceId, budget_bytes: u64) -> Self {
+    pub(super) fn new(device: DeviceId, budget_bytes: u64, granularity_bytes: u64) -> Self {
         Self {
             device,
             budget_bytes,
+            granularity_bytes,
             slabs: Vec::new(),
         }
     }
 
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.slabs.iter().map(|slab| slab.bytes).sum()
+    }
+
+    /// The bytes of the driver for a slab that holds `need_bytes`.
+    pub(super) fn slab_bytes(&self, need_bytes: u64) -> u64 {
+        let bytes = need_bytes.next_multiple_of(MAX_ALIGN_BYTES) + ALIGNMENT_LOSS_BYTES;
+        bytes.next_multiple_of(self.granularity_bytes)
+    }
+
+    /// What the budget leaves for more slabs, in bytes.
+    pub(super) fn left_bytes(&self) -> u64 {
+        let left_bytes = self.budget_bytes.saturating_sub(self.reserved_bytes());
+        left_bytes & !(self.granularity_bytes - 1)
     }
 
     /// The largest request that more slabs could hold, in bytes; all of the budget if an empty
@@ -81,9 +91,9 @@ impl Slabs {
         offset: u32,
         need_units: u32,
     ) -> Result<Option<Grown>, BackendError> {
-        let need_bytes = slab_bytes(u64::from(need_units) * UNIT_BYTES);
-        let left_bytes = self.budget_bytes.saturating_sub(self.reserved_bytes());
-        let mut bytes = slab_bytes(usable_bytes(left_bytes));
+        let need_bytes = self.slab_bytes(u64::from(need_units) * UNIT_BYTES);
+        let left_bytes = self.left_bytes();
+        let mut bytes = self.slab_bytes(usable_bytes(left_bytes));
         if bytes < need_bytes || left_bytes < need_bytes {
             return Ok(None);
         }
@@ -91,7 +101,10 @@ impl Slabs {
             match backend.allocate(self.device, bytes) {
                 Ok(address) => return Ok(Some(self.adopt(address, bytes, offset))),
                 Err(BackendError::OutOfMemory { .. }) if bytes > need_bytes => {
-                    bytes = slab_bytes(usable_bytes(bytes) / 2).max(need_bytes);
+                    let half_bytes = self.slab_bytes(usable_bytes(bytes) / 2);
+                    // Rounded up to a large granularity, half may be no less than the whole.
+                    let less_bytes = bytes - self.granularity_bytes;
+                    bytes = half_bytes.min(less_bytes).max(need_bytes);
                 }
                 Err(error) => return Err(error),
             }

@@ -35,7 +35,8 @@ struct Deferred {
 #[derive(Debug)]
 pub(super) struct Streams {
     device: DeviceId,
-    known: Vec<StreamId>,
+    /// The streams that the device has, and the slots of those that took memory.
+    known: BTreeMap<StreamId, Option<u32>>,
     slots: Vec<Slot>,
     /// More than one stream has taken memory.
     shared: bool,
@@ -50,7 +51,7 @@ impl Streams {
     pub(super) fn new(device: DeviceId) -> Self {
         Self {
             device,
-            known: vec![StreamId::DEFAULT],
+            known: BTreeMap::from([(StreamId::DEFAULT, None)]),
             slots: Vec::new(),
             shared: false,
             deferred: Vec::new(),
@@ -60,17 +61,16 @@ impl Streams {
     }
 
     pub(super) fn register(&mut self, stream: StreamId) {
-        if !self.known.contains(&stream) {
-            self.known.push(stream);
-        }
+        self.known.entry(stream).or_default();
     }
 
     #[inline]
     pub(super) fn knows(&self, stream: StreamId) -> bool {
-        stream == StreamId::DEFAULT || self.known.contains(&stream)
+        stream == StreamId::DEFAULT || self.known.contains_key(&stream)
     }
 
-    /// The slot of a stream that takes memory, made when it is new; `None` when numbers run out.
+    /// The slot of a stream that takes memory, made when it is new; `None` for a stream that the
+    /// device does not have, and when numbers run out.
     #[inline]
     pub(super) fn slot(&mut self, pool: &mut Pool, stream: StreamId) -> Option<u32> {
         if let Some(first) = self.slots.first()
@@ -82,9 +82,10 @@ impl Streams {
     }
 
     fn other_slot(&mut self, pool: &mut Pool, stream: StreamId) -> Option<u32> {
-        if let Some(slot) = self.slots.iter().position(|slot| slot.stream == stream) {
-            return u32::try_from(slot).ok();
+        if let Some(slot) = *self.known.get(&stream)? {
+            return Some(slot);
         }
+        let number = u32::try_from(self.slots.len()).ok()?;
         let alone = self.slots.is_empty();
         let (fresh, sealed) = if alone {
             (OPEN, OPEN)
@@ -105,7 +106,8 @@ impl Streams {
             sealed,
             event: None,
         });
-        u32::try_from(self.slots.len() - 1).ok()
+        self.known.insert(stream, Some(number));
+        Some(number)
     }
 
     /// The spaces from which a slot's stream takes, besides the open one.
@@ -201,7 +203,7 @@ impl Streams {
     /// Waits for all work of all streams; the first error says that a stream may still be busy.
     pub(super) fn synchronize(&self, backend: &dyn Backend) -> Result<(), BackendError> {
         let mut result = Ok(());
-        for stream in &self.known {
+        for stream in self.known.keys() {
             result = result.and(backend.synchronize(self.device, *stream));
         }
         result

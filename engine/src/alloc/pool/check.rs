@@ -98,6 +98,7 @@ impl Pool {
     /// A sentence that says which invariant is broken and where.
     pub fn check(&self) -> Result<(), String> {
         let (free, free_pages) = self.check_neighbours()?;
+        self.check_walls()?;
         if free_pages != self.free_pages {
             return Err(format!(
                 "{} free pages counted, {free_pages} found",
@@ -146,6 +147,25 @@ impl Pool {
             return Err(format!("blocks end at unit {end} of {}", self.units));
         }
         Ok((free, free_pages))
+    }
+
+    /// Every wall is between two blocks and used, so that the blocks beside it never merge.
+    fn check_walls(&self) -> Result<(), String> {
+        let mut walls = self.walls.iter();
+        for node in self.in_address_order() {
+            let record = self.node(node);
+            if record.units > 0 {
+                continue;
+            }
+            let ends = record.prev == NONE || record.next == NONE;
+            if ends || record.state() != State::Used || walls.next() != Some(&record.offset) {
+                return Err(format!("a block of no units at unit {}", record.offset));
+            }
+        }
+        match walls.next() {
+            Some(wall) => Err(format!("the wall at unit {wall} is gone")),
+            None => Ok(()),
+        }
     }
 
     fn check_lists(&self) -> Result<usize, String> {

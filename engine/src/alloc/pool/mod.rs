@@ -10,6 +10,7 @@
 //! **Invariants**, checked by [`Pool::check`]:
 //! - the blocks of all regions, in address order, cover the address space without gap or overlap;
 //! - no two neighbours are free in the same space;
+//! - every wall stands where it was built and is nobody's, so that no block spans it;
 //! - a free block is in exactly the list of its class and space;
 //! - a search that finds nothing means that no free block of those spaces can hold the request
 //!   within the page limit.
@@ -20,6 +21,8 @@ mod check;
 mod classes;
 mod node;
 mod search;
+#[cfg(test)]
+mod search_tests;
 #[cfg(test)]
 mod space_tests;
 #[cfg(test)]
@@ -48,6 +51,9 @@ const SMALL_REACH_UNITS: u32 = 1 << 18;
 
 /// Units that stay unused at the top of the number range, so that rounding up cannot wrap.
 const GUARD_UNITS: u32 = 1 << 24;
+
+/// The largest pages and granularity that the books can count in, in bytes (4 GiB).
+pub const MAX_GRANULE_BYTES: u64 = GUARD_UNITS as u64 * UNIT_BYTES;
 
 /// The most units that one pool spans, just under 1 TiB.
 pub const MAX_UNITS: u32 = u32::MAX - GUARD_UNITS;
@@ -107,10 +113,27 @@ pub(crate) struct Block {
 /// How many pages of which size the live blocks of a pool may touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageLimit {
-    /// A page is `1 << shift` units; at most 24.
-    pub shift: u32,
-    /// The most pages that live blocks may touch.
-    pub pages: u32,
+    /// A page is `1 << shift` units, at most [`GUARD_UNITS`].
+    shift: u32,
+    pages: u32,
+}
+
+impl PageLimit {
+    /// At most `pages` pages of `page_bytes`; `None` unless [`is_granule`] holds for them.
+    #[must_use]
+    pub fn new(page_bytes: u64, pages: u32) -> Option<Self> {
+        is_granule(page_bytes).then(|| Self {
+            shift: (page_bytes / UNIT_BYTES).trailing_zeros(),
+            pages,
+        })
+    }
+}
+
+/// Whether memory that comes in pieces of `bytes` can be counted: a power of two from
+/// [`UNIT_BYTES`] to [`MAX_GRANULE_BYTES`].
+#[must_use]
+pub fn is_granule(bytes: u64) -> bool {
+    bytes.is_power_of_two() && (UNIT_BYTES..=MAX_GRANULE_BYTES).contains(&bytes)
 }
 
 /// The blocks of one device.
@@ -125,6 +148,8 @@ pub struct Pool {
     /// Whole pages that lie inside one free block each.
     free_pages: u32,
     units: u32,
+    /// Where regions behind a wall begin, ascending: a wall is a used block of no units.
+    walls: Vec<u32>,
     /// The largest stretch that no block ever touched.
     virgin: (u32, u32),
     counters: PoolCounters,
@@ -145,10 +170,6 @@ impl Pool {
     /// ```
     #[must_use]
     pub fn new(limit: Option<PageLimit>) -> Self {
-        let limit = limit.map(|limit| PageLimit {
-            shift: limit.shift.min(24),
-            ..limit
-        });
         Self {
             nodes: Vec::new(),
             vacant: NONE,
@@ -158,6 +179,7 @@ impl Pool {
             total_pages: 0,
             free_pages: 0,
             units: 0,
+            walls: Vec::new(),
             virgin: (0, 0),
             counters: PoolCounters::default(),
         }
@@ -212,6 +234,7 @@ impl Pool {
         let offset = self.units;
         if wall && self.last != NONE {
             self.append(offset, 0, State::Used);
+            self.walls.push(offset);
         }
         self.units = end;
         self.total_pages = self.limit.map_or(0, |limit| end >> limit.shift);
@@ -287,6 +310,7 @@ impl Pool {
             if self.node(prev).units == 0 {
                 self.last = self.node(prev).prev;
                 self.vacate(prev);
+                self.walls.pop();
                 if self.last != NONE {
                     let last = self.last;
                     self.node_mut(last).next = NONE;

@@ -46,6 +46,7 @@ struct Model {
     spaces: [u32; 3],
     units: Vec<Unit>,
     touched: Vec<bool>,
+    ever_touched: bool,
     /// Where regions behind a wall begin.
     walls: Vec<usize>,
     live: Vec<(BlockId, u32, u32)>,
@@ -65,6 +66,7 @@ impl Model {
             spaces,
             units: vec![Unit::FreeIn(OPEN); 200],
             touched: vec![false; 200],
+            ever_touched: false,
             walls: Vec::new(),
             live: Vec::new(),
             pending: Vec::new(),
@@ -160,6 +162,7 @@ impl Model {
         let id = self.pool.take(fit, 0, 0);
         self.set(fit.offset, units, Unit::Live);
         self.touched[start..start + length].fill(true);
+        self.ever_touched = true;
         self.live.push((id, fit.offset, units));
         Ok(())
     }
@@ -226,8 +229,9 @@ impl Model {
         let (start, end) = self.pool.virgin;
         prop_assert!(!self.touched[start as usize..end as usize].contains(&true));
         prop_assert!(start == end || self.is_free(start as usize..end as usize, OPEN));
-        // The largest stretch is kept while nothing splits it.
-        let untouched = self.touched.iter().all(|touched| !touched) && self.walls.is_empty();
+        // The largest stretch is kept while nothing ever split it: what is cut off its end later
+        // does not join it again.
+        let untouched = !self.ever_touched && self.walls.is_empty();
         prop_assert!(!untouched || (start, end as usize) == (0, self.units.len()));
         Ok(())
     }
@@ -254,6 +258,44 @@ proptest! {
         model.units.fill(Unit::FreeIn(OPEN));
         model.compare()?;
     }
+}
+
+#[test]
+fn a_wall_that_is_not_used_or_is_gone_fails_the_check() {
+    let mut pool = Pool::new(None);
+    pool.extend(100, false);
+    pool.extend(100, true);
+    assert_eq!(pool.check(), Ok(()));
+    let wall = pool.node(pool.last).prev;
+    let mut pending = pool.clone();
+    pending.defer(wall);
+    assert!(
+        pending
+            .check()
+            .unwrap_err()
+            .contains("no units at unit 100")
+    );
+    // Free neighbours merge over it.
+    let mut freed = pool.clone();
+    freed.release(wall, OPEN);
+    assert_eq!(freed.largest_free(), 200);
+    assert!(
+        freed
+            .check()
+            .unwrap_err()
+            .contains("the wall at unit 100 is gone")
+    );
+    // A live block on either side keeps it visible.
+    let mut between = pool.clone();
+    assert!(between.allocate(Want::units(100)).is_some());
+    assert!(between.allocate(Want::units(100)).is_some());
+    between.release(wall, OPEN);
+    assert!(
+        between
+            .check()
+            .unwrap_err()
+            .contains("no units at unit 100")
+    );
 }
 
 #[test]

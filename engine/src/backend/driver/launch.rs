@@ -1,0 +1,124 @@
+//! Loading the kernels of [`ds4_kernels`] and running them.
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use ds4_kernels::{Kernel, Launch};
+
+use crate::backend::BackendError;
+use crate::device::StreamId;
+
+use super::Vendor;
+use super::context::Context;
+use super::device::{Device, raw};
+use super::load::Driver;
+use super::table::{RawHandle, Status};
+
+/// The kernels in one device's memory.
+#[derive(Debug)]
+pub(super) struct Module {
+    raw: RawHandle,
+    driver: Driver,
+    context: Arc<Context>,
+    functions: [RawHandle; Kernel::ALL.len()],
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: the module is live and nothing of it is used any more; a lost context
+            // refuses.
+            let _ = unsafe { self.driver.functions.module_unload(self.raw) };
+        }
+    }
+}
+
+impl Device {
+    pub(super) fn launch(&self, stream: StreamId, launch: &Launch) -> Result<(), BackendError> {
+        let stream = self.stream(stream)?;
+        if launch.elements() == 0 {
+            return Ok(());
+        }
+        let kernel = launch.kernel();
+        let loaded = self.module.get_or_init(|| self.load_module());
+        let module = loaded.as_ref().map_err(Clone::clone)?;
+        let position = Kernel::ALL.iter().position(|other| *other == kernel);
+        let function = position.and_then(|position| module.functions.get(position).copied());
+        let function = function.ok_or_else(|| self.unknown(format!("no kernel {kernel:?}")))?;
+        let arguments = launch.pack();
+        let pointers = arguments.each_ref().map(std::ptr::from_ref);
+        let (blocks, threads) = ds4_kernels::geometry(launch);
+        // SAFETY: the kernel takes the first of these six arguments, 8 bytes each, which live
+        // until the driver has copied them; its addresses are the device's to check.
+        self.with(0, || unsafe {
+            self.driver.functions.launch(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                raw(&stream),
+                pointers.as_ptr(),
+                0,
+            )
+        })
+    }
+
+    fn load_module(&self) -> Result<Module, BackendError> {
+        let mut refused = None;
+        for image in images(self.driver.vendor) {
+            match self.with(0, || self.load(&image)) {
+                Ok(module) => return Ok(module),
+                Err(error @ BackendError::DeviceLost { .. }) => return Err(error),
+                Err(error) => refused = Some(error),
+            }
+        }
+        Err(refused.unwrap_or(BackendError::Unsupported {
+            device: self.id,
+            call: "module load",
+        }))
+    }
+
+    /// The device is the thread's already.
+    fn load(&self, image: &[u8]) -> Result<Module, Status> {
+        let driver = &self.driver.functions;
+        let mut raw = 0;
+        // SAFETY: PTX ends with a NUL, a code object says its own length.
+        unsafe { driver.module_load(&raw mut raw, image.as_ptr()) }?;
+        let mut module = Module {
+            raw,
+            driver: self.driver.clone(),
+            context: Arc::clone(&self.context),
+            functions: [0; Kernel::ALL.len()],
+        };
+        for (function, kernel) in module.functions.iter_mut().zip(Kernel::ALL) {
+            let entry = CString::new(kernel.entry()).unwrap_or_default();
+            // SAFETY: the module was loaded above, and the name ends with a NUL.
+            unsafe { driver.module_function(function, raw, entry.as_ptr()) }?;
+        }
+        Ok(module)
+    }
+}
+
+/// The AMD architectures that there are code objects for.
+const ARCHITECTURES: [&str; 4] = ["gfx90a", "gfx942", "gfx1100", "gfx1151"];
+
+/// What may be loaded, in the order in which to try: PTX fits every NVIDIA device, a code object
+/// one architecture, which HIP names only in a structure whose layout depends on its version.
+fn images(vendor: Vendor) -> Vec<Vec<u8>> {
+    match vendor {
+        Vendor::Cuda => {
+            let mut text = ds4_kernels::ptx().as_bytes().to_vec();
+            text.push(0);
+            vec![text]
+        }
+        Vendor::Hip => ARCHITECTURES
+            .iter()
+            .filter_map(|architecture| ds4_kernels::code_object(architecture))
+            .map(<[u8]>::to_vec)
+            .collect(),
+    }
+}
