@@ -5,7 +5,16 @@ use std::path::Path;
 use super::entries;
 
 /// The crates' folders, in the order of the map.
-const CRATES: [&str; 6] = ["kernels", "engine", "sim", "harness", "benches", "ci"];
+const CRATES: [&str; 8] = [
+    "kernels",
+    "engine",
+    "sim",
+    "sim/driver",
+    "sim/embedded",
+    "harness",
+    "benches",
+    "ci",
+];
 
 /// Files that stand for their folder.
 const OPENERS: [&str; 3] = ["lib.rs", "main.rs", "mod.rs"];
@@ -53,11 +62,13 @@ fn part_of(map: &[&str], folder: &str) -> String {
         bare.strip_prefix(folder)
             .is_some_and(|rest| rest.starts_with('/'))
     };
-    let is_other = |line: &&&str| {
-        CRATES
-            .iter()
-            .any(|other| *other != folder && opens(line, other))
+    // A crate in another's folder opens with both.
+    let opened_by = |line: &str| {
+        let crates = CRATES.iter().filter(|other| opens(line, other));
+        crates.max_by_key(|other| other.len()).copied()
     };
+    let opens = |line: &str, folder: &str| opened_by(line) == Some(folder);
+    let is_other = |line: &&&str| opened_by(line).is_some_and(|other| other != folder);
     let lines = map.iter().skip_while(|line| !opens(line, folder));
     let lines: Vec<&str> = lines.take_while(|line| !is_other(line)).copied().collect();
     lines.join("\n")

@@ -122,7 +122,7 @@ pub(crate) fn elapsed_ms(driver: &Driver, from: Handle, to: Handle) -> Result<f3
     };
     let (from_ns, to_ns) = (done_ns(from)?, done_ns(to)?);
     #[expect(
-        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
         reason = "a duration for people, in a type that C sets"
     )]
     let ms = |ns: u64| (ns as f64 / 1e6) as f32;

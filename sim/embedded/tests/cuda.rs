@@ -1,5 +1,7 @@
 //! The simulated `libcuda`, called as a C program calls it.
 
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
 mod common;
 
 use std::ffi::{CStr, c_char, c_void};
@@ -481,6 +483,30 @@ fn modules_hold_the_entries_of_their_text_and_only_known_kernels_run() {
     assert_eq!(launch(2048, arguments.as_ptr()), 1);
     assert_eq!(cuda.cuModuleUnload(module), 0);
     assert_eq!(launch(32, arguments.as_ptr()), 400);
+}
+
+#[test]
+fn a_kernel_that_has_a_reference_leaves_what_it_leaves() {
+    let cuda = cuda("1G");
+    let (mut module, mut function) = (0, 0);
+    let ptx = c".entry ds4_fill() {}";
+    assert_eq!(cuda.cuModuleLoadData(&mut module, ptx.as_ptr()), 0);
+    let name = c"ds4_fill".as_ptr();
+    assert_eq!(cuda.cuModuleGetFunction(&mut function, module, name), 0);
+    let (stream, address) = (cuda.stream(1), cuda.allocate(4096));
+    let launch = |words: &[u64; 3]| {
+        let arguments: [*const u64; 3] = [
+            &raw const words[0],
+            &raw const words[1],
+            &raw const words[2],
+        ];
+        let (arguments, extra) = (arguments.as_ptr(), ptr::null());
+        cuda.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, stream, arguments, extra)
+    };
+    assert_eq!(launch(&[address, 4096, 7]), 0);
+    assert_eq!(launch(&[address, 4096, 256]), 1);
+    assert_eq!(cuda.cuStreamSynchronize(stream), 0);
+    assert_eq!(cuda.read(address, 4096), [7; 4096]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The simulated `libamdhip64`, called as a C program calls it.
 
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
 mod common;
 
 use std::ffi::{c_char, c_void};

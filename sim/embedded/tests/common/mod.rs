@@ -19,7 +19,8 @@ macro_rules! api {
             $($name: unsafe extern "C" fn($($type),*) -> u32,)*
         }
 
-        #[expect(non_snake_case, clippy::too_many_arguments, reason = "C's functions")]
+        #[expect(non_snake_case, reason = "C's names")]
+        #[allow(clippy::allow_attributes, clippy::too_many_arguments, reason = "C's functions")]
         impl $api {
             fn load(interface: ds4_embedded::Interface) -> Self {
                 let driver = $crate::common::load(interface);
