@@ -9,6 +9,7 @@ The project's tasks.
   cargo ci golden                  rewrites the golden files and shows what changed
   cargo ci bench [--save]          exact counts and instructions against the baselines
   cargo ci kernels [--save]        compiles the device kernels and compares with what is checked in
+  cargo ci header [--save]         the C header, compared with what is checked in
   cargo ci tidy                    imports, file lengths, module docs, the code map
   cargo ci deny                    licences, bans, sources and advisories of the dependencies
   cargo ci fuzz [TARGET] [--seconds N]   fuzzes one target, or each in turn, for N seconds (60)
@@ -51,6 +52,11 @@ pub enum Task {
         /// Writes them instead of comparing.
         save: bool,
     },
+    /// The C header.
+    Header {
+        /// Writes it instead of comparing.
+        save: bool,
+    },
     /// The rules on the source tree.
     Tidy,
     /// The rules on dependencies.
@@ -90,6 +96,8 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
         ["bench", "--save"] => Ok(Task::Bench { save: true }),
         ["kernels"] => Ok(Task::Kernels { save: false }),
         ["kernels", "--save"] => Ok(Task::Kernels { save: true }),
+        ["header"] => Ok(Task::Header { save: false }),
+        ["header", "--save"] => Ok(Task::Header { save: true }),
         ["tidy"] => Ok(Task::Tidy),
         ["deny"] => Ok(Task::Deny),
         ["fuzz", rest @ ..] => parse_fuzz(rest),
@@ -105,12 +113,13 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 12] = [
+const TASKS: [&str; 13] = [
     "test",
     "check",
     "golden",
     "bench",
     "kernels",
+    "header",
     "tidy",
     "deny",
     "clients",

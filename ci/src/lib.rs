@@ -11,6 +11,7 @@ pub mod bench;
 pub mod cli;
 pub mod clients;
 pub mod gate;
+pub mod header;
 pub mod kernels;
 pub mod step;
 pub mod tasks;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{archive, bench, clients, exit, kernels, tidy};
+use crate::{archive, bench, clients, exit, header, kernels, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -20,6 +20,7 @@ pub fn run(task: &Task) -> u8 {
         Task::Golden => golden(),
         Task::Bench { save } => bench::run(*save),
         Task::Kernels { save } => kernels::run(*save),
+        Task::Header { save } => header::run(*save),
         Task::Tidy => tidy_step(),
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
         Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
@@ -62,6 +63,15 @@ fn test() -> Result<(), Failure> {
         );
         return Err(Failure::new(exit::NOT_COMPARED, what, "cargo ci test"));
     };
+    // These tests pass where their tools are missing, having done nothing.
+    for (tool, what) in [
+        ("valgrind", "the C tests under valgrind"),
+        ("c++", "the C++ tests of the C interface"),
+    ] {
+        if !Program::new(&format!("{tool} --version")).succeeds() {
+            not_run(what, &format!("there is no {tool}"));
+        }
+    }
     cargo("doctests", "test --quiet --workspace --doc")?;
     say(&format!(
         "tests: {} passed, {failed} failed",
@@ -99,6 +109,7 @@ pub(crate) fn release_dir() -> Result<PathBuf, Failure> {
 fn check(skip_tests: bool) -> Result<(), Failure> {
     cargo("format", "fmt --all --check")?;
     tidy_step()?;
+    header::run(false)?;
     cargo(
         "clippy",
         "clippy --quiet --workspace --all-targets -- -D warnings",

@@ -79,7 +79,7 @@ pub struct MachineArgs {
     /// Refuse hints of which no device exists, instead of taking the least loaded one.
     #[arg(long, global = true)]
     pub strict_hints: bool,
-    /// A plan of faults for the simulated devices (sim/FAULTS.md describes the JSON).
+    /// A plan of faults that ds4 injects (sim/FAULTS.md describes the JSON).
     #[arg(long, global = true, value_name = "PLAN.json")]
     pub faults: Option<PathBuf>,
 }
@@ -180,7 +180,7 @@ pub struct CheckArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub cases: Option<u32>,
     /// Run the recorded operations of a failed check again, and nothing else.
-    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["suite", "only", "cases"])]
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["suite", "only", "cases", "seed"])]
     pub replay: Option<PathBuf>,
 }
 
@@ -207,8 +207,8 @@ pub struct PlanArgs {
     /// The GGUF file; of a split model, any part.
     #[arg(long, value_name = "FILE.gguf")]
     pub model: PathBuf,
-    /// Tokens of context to make room for; the model's own maximum if absent.
-    #[arg(long, value_name = "TOKENS")]
+    /// Tokens of context to make room for, such as 32768 or 32k; the model's own maximum if absent.
+    #[arg(long, value_parser = tokens, value_name = "TOKENS")]
     pub context: Option<u64>,
     /// How the cache stores its numbers: f32, f16 or q8_0.
     #[arg(long, default_value = "f16", value_name = "TYPE")]
@@ -271,10 +271,47 @@ pub struct FakeArgs {
     pub command: Vec<OsString>,
 }
 
+/// A count of tokens, in thousands of 1024 with a `k`.
+fn tokens(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (text, 1),
+    };
+    let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let count = plain.then(|| digits.parse::<u64>().ok()?.checked_mul(unit));
+    count.flatten().ok_or_else(|| {
+        "write the number of tokens in digits, such as 32768, or in 1024 with a k, such as 32k"
+            .to_owned()
+    })
+}
+
 fn size(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(0) => Err("the size is 0; write at least 1 byte, for example 64M".to_owned()),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_may_be_counted_in_1024_and_everything_else_is_told_how() {
+        assert_eq!(tokens("32768"), Ok(32768));
+        assert_eq!((tokens("32k"), tokens("1K")), (Ok(32768), Ok(1024)));
+        for wrong in [
+            "",
+            "k",
+            "-1",
+            "+1",
+            "32M",
+            "1.5k",
+            "1 k",
+            "18446744073709551615k",
+        ] {
+            assert!(tokens(wrong).unwrap_err().contains("32768"), "{wrong}");
+        }
     }
 }

@@ -15,6 +15,9 @@ use crate::memory::SparseBytes;
 use crate::space::AddressSpace;
 use crate::stream::{Accesses, Streams};
 
+/// Drivers reserve ranges at multiples of this, however small their pages are.
+const RANGE_ALIGN_BYTES: u64 = 2 << 20;
+
 /// Why a device refuses; the backend adds device and call.
 #[derive(Debug)]
 pub(crate) enum Refused {
@@ -200,7 +203,7 @@ impl DeviceState {
         }
         let start = self
             .space
-            .take(bytes, page_bytes)
+            .take(bytes, page_bytes.max(RANGE_ALIGN_BYTES))
             .ok_or_else(no_addresses)?;
         self.ranges.insert(start, start + bytes, ());
         Ok(start)
@@ -221,7 +224,8 @@ impl DeviceState {
             return Err(Refused::Misuse(detail));
         }
         self.ranges.remove(base);
-        self.space.give(base, bytes, page_bytes);
+        let align = page_bytes.max(RANGE_ALIGN_BYTES);
+        self.space.give(base, bytes, align);
         Ok(())
     }
 

@@ -3,8 +3,9 @@
 //!
 //! A check works on worlds: an allocator over fresh devices with small, uneven budgets, watched by
 //! a model of its own that trusts none of the allocator's figures. Budgets are the same on every
-//! backend, and so are the state hashes. What only a simulated machine can do (faults, memory
-//! taken by other processes) is skipped elsewhere, with the reason.
+//! backend, and so are the state hashes. Faults and memory that other processes take come from
+//! instruments around the devices; what needs virtual time is skipped on real ones, with the
+//! reason.
 
 mod campaign;
 mod churn;
@@ -31,7 +32,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-pub use campaign::replay;
+pub use campaign::{Replayed, replay};
 pub use run::{check_names, run};
 
 /// A group of checks that users can ask for by name.
@@ -219,6 +220,21 @@ pub struct CheckRun {
 }
 
 impl CheckRun {
+    /// A run of one check that draws nothing.
+    #[must_use]
+    pub fn of(check: CheckResult) -> Self {
+        let mut totals = Totals::default();
+        totals.count(check.verdict);
+        Self {
+            checks: vec![check],
+            seed: 0,
+            state_hash: String::new(),
+            totals,
+            coverage: Vec::new(),
+            incomplete: false,
+        }
+    }
+
     /// The worst verdict: an error outweighs a failure, since it hides one; `None` without checks.
     #[must_use]
     pub fn worst(&self) -> Option<Verdict> {

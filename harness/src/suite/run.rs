@@ -100,16 +100,8 @@ fn coverage(met: &BTreeMap<&'static str, u64>) -> Vec<Sometimes> {
 }
 
 fn attempt(check: &Check, trial: &mut Trial<'_>) -> Held {
-    if check.needs.sim && trial.target.sim().is_none() {
-        let why = "only a simulated machine can fail on demand; add --backend sim";
-        return Err(Failure::Skip(why.to_owned()));
-    }
-    let devices = trial.devices();
-    if devices < check.needs.devices {
-        return Err(Failure::Skip(format!(
-            "needs {} devices, the machine has {devices}",
-            check.needs.devices
-        )));
+    if let Some(why) = check.needs.lack(trial.target) {
+        return Err(Failure::Skip(why));
     }
     let ran = catch_unwind(AssertUnwindSafe(|| (check.body)(trial)));
     ran.unwrap_or_else(|payload| {

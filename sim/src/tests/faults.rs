@@ -9,7 +9,7 @@ use ds4_kernels::Launch;
 use super::*;
 use crate::{Call, Fault, FaultKind, FaultPlan};
 
-fn one_call(sim: &SimBackend, call: Call) -> Result<(), BackendError> {
+pub(super) fn one_call(sim: &dyn Backend, call: Call) -> Result<(), BackendError> {
     let (d, s) = (gpu(0), StreamId(1));
     let a = DeviceAddress(8 << 44);
     match call {
