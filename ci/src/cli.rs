@@ -13,6 +13,7 @@ The project's tasks.
   cargo ci tidy                    imports, file lengths, module docs, the code map
   cargo ci deny                    licences, bans, sources and advisories of the dependencies
   cargo ci fuzz [TARGET] [--seconds N]   fuzzes one target, or each in turn, for N seconds (60)
+  cargo ci clients                 programs from PyPI on the simulated driver (needs pip)
   cargo ci hw-archive              all that a GPU host without Rust needs for the hardware tests
   cargo ci mutants                 mutates placement and the pool: every mutant must be caught
   cargo ci loom                    the engine's models under loom
@@ -69,6 +70,8 @@ pub enum Task {
     },
     /// Mutation testing.
     Mutants,
+    /// Programs of others on the simulated driver.
+    Clients,
     /// The tests for a GPU host.
     HwArchive,
     /// Loom models.
@@ -99,6 +102,7 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
         ["deny"] => Ok(Task::Deny),
         ["fuzz", rest @ ..] => parse_fuzz(rest),
         ["mutants"] => Ok(Task::Mutants),
+        ["clients"] => Ok(Task::Clients),
         ["hw-archive"] => Ok(Task::HwArchive),
         ["loom"] => Ok(Task::Loom),
         ["miri"] => Ok(Task::Miri),
@@ -109,7 +113,7 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 12] = [
+const TASKS: [&str; 13] = [
     "test",
     "check",
     "golden",
@@ -118,6 +122,7 @@ const TASKS: [&str; 12] = [
     "header",
     "tidy",
     "deny",
+    "clients",
     "hw-archive",
     "mutants",
     "loom",

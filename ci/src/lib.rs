@@ -9,6 +9,7 @@
 pub mod archive;
 pub mod bench;
 pub mod cli;
+pub mod clients;
 pub mod gate;
 pub mod header;
 pub mod kernels;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{archive, bench, exit, header, kernels, tidy};
+use crate::{archive, bench, clients, exit, header, kernels, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -24,6 +24,7 @@ pub fn run(task: &Task) -> u8 {
         Task::Tidy => tidy_step(),
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
         Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
+        Task::Clients => clients::run(),
         Task::Mutants => mutants(),
         Task::HwArchive => archive::run(),
         Task::Loom => loom(),
@@ -90,6 +91,7 @@ fn junit_counts(text: &str) -> Option<(u64, u64)> {
     Some((number("tests")?, number("failures")? + number("errors")?))
 }
 
+/// Where builds go.
 pub(crate) fn target_dir() -> Result<PathBuf, Failure> {
     let text = Program::new("cargo metadata --no-deps --format-version 1").output()?;
     let parsed: Option<serde_json::Value> = serde_json::from_str(&text).ok();

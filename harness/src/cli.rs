@@ -1,5 +1,6 @@
 //! The command line as typed.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -165,6 +166,19 @@ Examples:
     /// Measure, with other allocators on the same operations in the same run.
     #[command(subcommand, after_help = "Example: ds4 bench alloc --quick")]
     Bench(BenchCommand),
+    /// Run any program of the CUDA driver API on simulated GPUs.
+    #[command(after_help = "\
+Examples:
+  ds4 fake-cuda --gpus 24G,24G -- python train.py
+  ds4 fake-cuda --topology 8x24g-mixed --faults plan.json --ledger -- ./my-test
+  ds4 fake-cuda --gpus 1G --log calls.txt -- numba -s
+
+Programs of the CUDA runtime (PyTorch, anything that nvcc linked) do not accept the library. The
+exit code is the program's, 128 and the signal for one that was killed.")]
+    FakeCuda(FakeArgs),
+    /// Run any program of the HIP runtime on simulated GPUs.
+    #[command(after_help = "Example: ds4 fake-hip --gpus 192G,192G -- ./my-hip-test")]
+    FakeHip(FakeArgs),
 }
 
 /// `ds4 devices`.
@@ -287,6 +301,26 @@ pub struct BenchArgs {
     /// Seconds instead of minutes: fewer operations, no more than 10 000 live blocks.
     #[arg(long)]
     pub quick: bool,
+}
+
+/// `ds4 fake-cuda` and `ds4 fake-hip`.
+#[derive(Debug, Args)]
+pub struct FakeArgs {
+    /// Memory of each GPU: 24G,24G; without it and --topology, two H200.
+    #[arg(long, value_name = "SIZE,...")]
+    pub gpus: Option<String>,
+    /// The version that the driver gives: 12040 for CUDA 12.4.
+    #[arg(long, value_name = "NUMBER")]
+    pub driver_version: Option<u32>,
+    /// Add a line for each call to this file: its name and its code.
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// List at the program's end what was leaked, misused or raced for.
+    #[arg(long)]
+    pub ledger: bool,
+    /// The program and its words.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// A count of tokens, in thousands of 1024 with a `k`.

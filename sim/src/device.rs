@@ -45,7 +45,8 @@ struct Page {
 #[derive(Debug)]
 struct Mapping {
     page: u64,
-    peers: DeviceMask,
+    /// The devices that may touch it, its own one included.
+    readers: DeviceMask,
 }
 
 /// Everything about one device that changes.
@@ -270,7 +271,7 @@ impl DeviceState {
         &mut self,
         address: u64,
         page: u64,
-        peers: DeviceMask,
+        readers: DeviceMask,
     ) -> Result<u64, Refused> {
         let page_bytes = self.page_bytes.ok_or(Refused::Unsupported)?;
         let misuse = |detail: String| Err(Refused::Misuse(format!("invalid value: {detail}")));
@@ -293,8 +294,17 @@ impl DeviceState {
             return misuse(format!("page {page} is mapped at {at:#x} already"));
         }
         entry.mapped_at = Some(address);
-        self.mappings.insert(address, Mapping { page, peers });
+        self.mappings.insert(address, Mapping { page, readers });
         Ok(page_bytes)
+    }
+
+    /// Sets who may touch the page that is mapped at `address`.
+    pub(crate) fn set_readers(&mut self, address: u64, readers: DeviceMask) -> Result<(), Refused> {
+        let mapping = self.mappings.get_mut(&address).ok_or_else(|| {
+            Refused::Misuse(format!("invalid value: no page is mapped at {address:#x}"))
+        })?;
+        mapping.readers = readers;
+        Ok(())
     }
 
     /// Returns the size of the page in bytes.
@@ -330,7 +340,7 @@ impl DeviceState {
         for (start, mapping) in &self.mappings {
             hash.word(*start)
                 .word(mapping.page)
-                .word(u64::from(mapping.peers.0));
+                .word(u64::from(mapping.readers.0));
         }
         hash.word(self.pages.len() as u64);
         for page in self.pages.keys() {

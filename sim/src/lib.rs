@@ -65,6 +65,7 @@ mod launch;
 mod ledger;
 mod machine;
 mod memory;
+mod native;
 mod size;
 mod space;
 mod stream;

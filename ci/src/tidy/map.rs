@@ -5,11 +5,13 @@ use std::path::Path;
 use super::entries;
 
 /// The crates' folders, in the order of the map.
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 9] = [
     "kernels",
     "engine",
     "engine/capi",
     "sim",
+    "sim/driver",
+    "sim/embedded",
     "harness",
     "benches",
     "ci",

@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod devices;
+mod fake;
 mod fit;
 mod plan;
 mod replay;
@@ -13,6 +14,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
+use ds4_embedded::Interface;
 
 use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
@@ -123,6 +125,8 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
         Command::Check(args) => check::check(&cli.machine, args, console),
         Command::Validate(args) => validate::run(&cli.machine, args, console),
+        Command::FakeCuda(args) => fake::run(&cli.machine, args, Interface::Cuda, console),
+        Command::FakeHip(args) => fake::run(&cli.machine, args, Interface::Hip, console),
     }
 }
 
@@ -138,5 +142,7 @@ fn name(command: &Command) -> &'static str {
         Command::Prefill(_) => "prefill",
         Command::Decode(_) => "decode",
         Command::Bench(_) => "bench",
+        Command::FakeCuda(_) => "fake-cuda",
+        Command::FakeHip(_) => "fake-hip",
     }
 }
