@@ -34,7 +34,7 @@ pub(super) fn run(
         ));
     }
     let rows = device_rows(&target).map_err(Failure::failed)?;
-    let mut text = format!("{}\n\n{}", target.origin(), table(&rows.0));
+    let mut text = format!("{}\n\n{}", target.origin(), rows.0);
     text.push_str("\nhow the row's device reaches the column's\n");
     text.push_str(&table_in_parts(&matrix_rows(&matrix)));
     let value = json!({
@@ -76,11 +76,10 @@ fn word(access: &Option<PeerAccess>) -> &'static str {
     }
 }
 
-fn device_rows(target: &Target) -> Result<(Vec<Vec<String>>, Vec<Value>), BackendError> {
-    let heads = [
-        "device", "driver", "name", "pci", "uuid", "memory", "free", "page",
-    ];
+fn device_rows(target: &Target) -> Result<(String, Vec<Value>), BackendError> {
+    let heads = ["device", "driver", "name", "memory", "free", "page"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    let mut identities = Vec::new();
     let mut values = Vec::new();
     for (id, info) in ids(&**target.backend()).zip(target.backend().devices()) {
         let memory = target.backend().memory_info(id)?;
@@ -88,13 +87,13 @@ fn device_rows(target: &Target) -> Result<(Vec<Vec<String>>, Vec<Value>), Backen
             id.to_string(),
             info.ordinal.to_string(),
             info.name.clone(),
-            info.pci_bus_id.clone(),
-            info.uuid.clone(),
             format_bytes(memory.total_bytes),
             format_bytes(memory.free_bytes),
             info.page_bytes
                 .map_or_else(|| "none".to_owned(), format_bytes),
         ]);
+        // Outside the table, which would cut them: they are there to be copied.
+        identities.push(format!("{id}  {}  {}\n", info.pci_bus_id, info.uuid));
         values.push(json!({
             "device": id.index(),
             "ordinal": info.ordinal.0,
@@ -106,7 +105,8 @@ fn device_rows(target: &Target) -> Result<(Vec<Vec<String>>, Vec<Value>), Backen
             "page_bytes": info.page_bytes,
         }));
     }
-    Ok((rows, values))
+    let text = format!("{}\n{}", table(&rows), identities.concat());
+    Ok((text, values))
 }
 
 fn matrix_rows(matrix: &Matrix) -> Vec<Vec<String>> {
