@@ -169,9 +169,9 @@ Examples:
     /// Run any program of the CUDA driver API on simulated GPUs.
     #[command(after_help = "\
 Examples:
-  ds4 fake-cuda --gpus 24G,24G -- python train.py
+  ds4 fake-cuda --gpus 24G,24G -- ds4 check --backend cuda
   ds4 fake-cuda --topology 8x24g-mixed --faults plan.json --ledger -- ./my-test
-  ds4 fake-cuda --gpus 1G --log calls.txt -- numba -s
+  ds4 fake-cuda --gpus 1G --log calls.txt -- python ci/clients/numba_arrays.py
 
 Programs of the CUDA runtime (PyTorch, anything that nvcc linked) do not accept the library. The
 exit code is the program's, 128 and the signal for one that was killed.")]

@@ -69,6 +69,8 @@ fn help_of_every_command_is_as_reviewed() {
         "prefill",
         "decode",
         "bench alloc",
+        "fake-cuda",
+        "fake-hip",
     ] {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let output = run(&words);

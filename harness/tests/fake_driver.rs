@@ -2,8 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// Found at run time, so that the tests also run from an archive on another machine.
 fn ds4() -> PathBuf {
@@ -85,6 +86,31 @@ fn what_is_wrong_is_said_before_the_program_runs() {
     assert_eq!(run(&["fake-cuda", "--gpus", "1G"]).status.code(), Some(2));
     let absent = run(&["fake-cuda", "--gpus", "1G", "--", "no-such-program"]);
     assert_eq!(absent.status.code(), Some(127));
+}
+
+#[test]
+fn a_program_that_outlives_the_command_is_ended_with_it() {
+    let mut command = Command::new(ds4());
+    command.args([
+        "fake-cuda",
+        "--gpus",
+        "1G",
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; echo on; exec sleep 60",
+    ]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let sent = Command::new("kill")
+        .arg(child.id().to_string())
+        .status()
+        .unwrap();
+    assert!(sent.success());
+    assert_eq!(child.wait().unwrap().code(), Some(137));
 }
 
 /// Our own command through a library.

@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, absolute};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
 
 use ds4_embedded::Interface;
 use ds4_engine::bytes::format_bytes;
@@ -64,9 +65,10 @@ pub(super) fn run(
     command
         .envs(settings(machine, args)?)
         .env("LD_LIBRARY_PATH", library_path(folder.path()));
-    let status = command
-        .status()
+    let child = command
+        .spawn()
         .map_err(|error| not_started(program, &error))?;
+    let status = wait(child, console).map_err(Failure::failed)?;
     Ok(Outcome {
         exit: Exit::Child(code(status)),
         text: String::new(),
@@ -159,6 +161,27 @@ fn library_path(folder: &Path) -> OsString {
         path.push(before);
     }
     path
+}
+
+/// Waits for the program. Ctrl-C reaches it too; one that goes on although the user wants an end, as
+/// after a signal to this command alone, is killed once it had time to end by itself.
+fn wait(mut child: Child, console: &Console) -> io::Result<ExitStatus> {
+    const PAUSE: Duration = Duration::from_millis(10);
+    const PAUSES_TO_END: u32 = 200;
+    let mut pauses = 0;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if console.stopped() {
+            pauses += 1;
+            if pauses > PAUSES_TO_END {
+                child.kill()?;
+            }
+        }
+        // Nobody unparks this thread: it is a pause.
+        std::thread::park_timeout(PAUSE);
+    }
 }
 
 /// As shells have it: 128 and the signal for a program that one ended.

@@ -1,7 +1,7 @@
 //! Real devices, through the CUDA driver or the HIP runtime.
 //!
 //! The two interfaces agree in nearly everything, so that there is one backend over one table of
-//! functions ([`table`]); what differs is in [`vendor`] and where contexts are entered. Libraries
+//! functions (`table`); what differs is in `vendor` and where contexts are entered. Libraries
 //! are loaded at run time: the same binary starts where neither is installed.
 
 mod bounce;
