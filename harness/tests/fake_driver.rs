@@ -145,3 +145,57 @@ fn our_backends_pass_the_conformance_suite_on_simulated_drivers() {
         assert_eq!(output.status.code(), Some(0), "{said}");
     }
 }
+
+/// A folder with some other library under a driver's names.
+fn impostor(names: &[&str]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let other = [
+        "/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+        "/lib/aarch64-linux-gnu",
+        "/usr/lib",
+    ];
+    let other = other.map(|place| PathBuf::from(place).join("libm.so.6"));
+    let other = other.into_iter().find(|file| file.is_file()).unwrap();
+    for name in names {
+        std::fs::copy(&other, folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn another_library_under_a_drivers_name_is_refused_by_its_path() {
+    for (backend, names) in [
+        ("cuda", ["libcuda.so", "libcuda.so.1"]),
+        ("hip", ["libamdhip64.so", "libamdhip64.so.7"]),
+    ] {
+        let folder = impostor(&names);
+        let output = Command::new(ds4())
+            .args(["devices", "--backend", backend])
+            .env("LD_LIBRARY_PATH", folder.path())
+            .output()
+            .unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{said}");
+        let path = folder.path().display().to_string();
+        assert!(said.contains(&path) && said.contains("it lacks"), "{said}");
+    }
+}
+
+#[test]
+fn a_driver_without_devices_says_which_variables_hide_them() {
+    let folder = tempfile::tempdir().unwrap();
+    ds4_embedded::Interface::Cuda
+        .write_to(folder.path())
+        .unwrap();
+    let output = Command::new(ds4())
+        .args(["devices", "--backend", "cuda"])
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env("DS4_FAKE_GPUS", "1G")
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("CUDA_VISIBLE_DEVICES"), "{said}");
+}

@@ -10,6 +10,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use ds4_embedded::Interface;
+
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
 fn here(name: &str) -> PathBuf {
@@ -117,6 +119,23 @@ fn the_practices_hold_in_c() {
     let program = program(folder.path(), c_compiler(), "gnu99", "practices.c");
     for topology in ["8x24g-mixed", "4x24g-bare", "1x24g"] {
         run(Command::new(&program).env("DS4_TOPOLOGY", topology));
+    }
+}
+
+#[test]
+fn the_practices_hold_on_the_real_backends_over_simulated_drivers() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(folder.path(), c_compiler(), "gnu99", "practices.c");
+    for (backend, driver) in [("cuda", Interface::Cuda), ("hip", Interface::Hip)] {
+        let libraries = folder.path().join(backend);
+        std::fs::create_dir(&libraries).unwrap();
+        driver.write_to(&libraries).unwrap();
+        succeed(
+            Command::new(&program)
+                .env("DS4_BACKEND", backend)
+                .env("DS4_FAKE_GPUS", "2G,1G,2G,1G")
+                .env("LD_LIBRARY_PATH", &libraries),
+        );
     }
 }
 

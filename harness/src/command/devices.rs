@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 
+use ds4_engine::backend::driver::Vendor;
 use ds4_engine::backend::{Backend, BackendError};
 use ds4_engine::bytes::format_bytes;
 use ds4_engine::device::{DeviceId, DeviceMask, PeerAccess};
@@ -33,6 +34,9 @@ pub(super) fn run(
             path.display()
         ));
     }
+    if let Some(backend) = target.real_devices() {
+        explain_visibility(backend.vendor(), console);
+    }
     let rows = device_rows(&target).map_err(Failure::failed)?;
     let mut text = format!("{}\n\n{}", target.origin(), rows.0);
     text.push_str("\nhow the row's device reaches the column's\n");
@@ -44,6 +48,19 @@ pub(super) fn run(
         "peers": matrix.iter().map(|row| row.iter().map(word).collect()).collect::<Vec<Vec<_>>>(),
     });
     Ok(console.outcome(Exit::Ok, "devices", text, value))
+}
+
+/// Says why a device's number may not be the one that other tools show.
+fn explain_visibility(vendor: Vendor, console: &Console) {
+    for name in vendor.visibility() {
+        if let Some(value) = std::env::var_os(name) {
+            console.remark(&format!(
+                "{name}={} hides and renumbers devices: the driver's numbers are positions in \
+                 that list; compare bus ids or UUIDs with other tools",
+                value.to_string_lossy()
+            ));
+        }
+    }
 }
 
 type Matrix = Vec<Vec<Option<PeerAccess>>>;

@@ -246,11 +246,24 @@ fn file_of(library: &'static Library, vendor: Vendor) -> Option<PathBuf> {
         Vendor::Cuda => b"cuInit",
         Vendor::Hip => b"hipInit",
     };
-    // SAFETY: the function is only looked at, never called.
-    let function = unsafe { library.get::<unsafe extern "C" fn()>(symbol) };
-    let address = *function.ok()? as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    file_at(&maps, address)
+    // SAFETY: the function is only looked at, never called.
+    match unsafe { library.get::<unsafe extern "C" fn()>(symbol) } {
+        Ok(function) => file_at(&maps, *function as usize),
+        // Something else has the driver's name.
+        Err(_) => file_named(&maps, vendor.library()),
+    }
+}
+
+/// The mapped file whose name begins as `library` does, up to its version.
+fn file_named(maps: &str, library: &str) -> Option<PathBuf> {
+    let stem = library.split(".so").next()?;
+    maps.lines().find_map(|line| {
+        let path = PathBuf::from(line.get(line.find('/')?..)?);
+        let name = path.file_name()?.to_str()?;
+        let rest = name.strip_prefix(stem)?;
+        rest.starts_with(".so").then_some(path)
+    })
 }
 
 /// The file whose mapping holds `address`, by the lines of `/proc/self/maps`.
@@ -278,6 +291,11 @@ mod tests {
         assert_eq!(file_at(maps, 0x2000), None);
         assert_eq!(file_at(maps, 0x3000), Some("/lib/c.so (deleted)".into()));
         assert_eq!(file_at(maps, 0x4000), None);
+        assert_eq!(
+            file_named(maps, "c.so.1"),
+            Some("/lib/c.so (deleted)".into())
+        );
+        assert_eq!(file_named(maps, "a.so.1"), None);
     }
 
     #[test]
