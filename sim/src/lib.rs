@@ -61,6 +61,7 @@ mod input;
 mod intervals;
 mod launch;
 mod ledger;
+pub mod link;
 mod machine;
 mod memory;
 mod size;

@@ -64,7 +64,11 @@ impl Admission {
             failures.until = now.after(pause);
         }
         if self.sources.len() >= SOURCES_MAX {
-            let oldest = self.sources.iter().enumerate().min_by_key(|(_, it)| it.last);
+            let oldest = self
+                .sources
+                .iter()
+                .enumerate()
+                .min_by_key(|(_, it)| it.last);
             if let Some((index, _)) = oldest {
                 self.sources.swap_remove(index);
             }

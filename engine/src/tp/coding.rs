@@ -35,10 +35,6 @@ impl<'a> Reader<'a> {
         Ok(first)
     }
 
-    pub(super) fn u8(&mut self) -> Result<u8, UnexpectedEnd> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
     pub(super) fn u16(&mut self) -> Result<u16, UnexpectedEnd> {
         self.array().map(u16::from_le_bytes)
     }

@@ -58,7 +58,7 @@ macro_rules! kinds {
 
 kinds! {
     /// Who a rank is and what it runs.
-    Hello = 1, "HELLO", 160;
+    Hello = 1, "HELLO", 128;
     /// The transports that a rank has proved.
     Vote = 2, "VOTE", 8;
     /// The transport that all ranks use.
@@ -359,3 +359,7 @@ pub fn push_control(queue: &mut Vec<u8>, kind: Kind, seq: u64, payload: &[u8]) -
     queue.extend_from_slice(payload);
     true
 }
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;

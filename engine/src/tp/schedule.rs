@@ -158,12 +158,7 @@ impl Schedule {
     ///
     /// # Errors
     /// [`ScheduleError`], by what is wrong with the numbers.
-    pub fn new(
-        n_layer: u32,
-        start: u32,
-        step: u32,
-        per_token: u32,
-    ) -> Result<Self, ScheduleError> {
+    pub fn new(n_layer: u32, start: u32, step: u32, per_token: u32) -> Result<Self, ScheduleError> {
         if !(1..=LAYERS_MAX).contains(&n_layer) {
             return Err(ScheduleError::Layers(n_layer));
         }
@@ -212,8 +207,7 @@ impl Schedule {
         let ordinal = seq.saturating_sub(1) % u64::from(self.per_token);
         // Below `per_token`, and the schedule was checked to stay inside the slots.
         let ordinal = u32::try_from(ordinal).unwrap_or(0);
-        self.start
-            .saturating_add(ordinal.saturating_mul(self.step))
+        self.start.saturating_add(ordinal.saturating_mul(self.step))
     }
 
     /// The layer and gate of the row gate with a sequence number.
@@ -229,9 +223,7 @@ impl Schedule {
         let this = *self;
         let passes = work.passes();
         (0..this.per_token).flat_map(move |ordinal| {
-            let slot = this
-                .start
-                .saturating_add(ordinal.saturating_mul(this.step));
+            let slot = this.start.saturating_add(ordinal.saturating_mul(this.step));
             (0..passes).map(move |pass| this.at(slot, work.kind(pass)))
         })
     }
