@@ -392,7 +392,15 @@ fn a_reader_that_goes_away_is_not_an_error() {
 fn the_slab_is_printed_with_every_region_and_its_hash() {
     let output = run(&["slab", "--n-layer", "43", "--n-embd", "4096"]);
     assert_golden("slab", &text(&output.stdout));
-    let shape = ["slab", "--n-layer", "43", "--n-embd", "4096", "--layout", "ds4"];
+    let shape = [
+        "slab",
+        "--n-layer",
+        "43",
+        "--n-embd",
+        "4096",
+        "--layout",
+        "ds4",
+    ];
     let (code, value) = json(&shape);
     assert_eq!(code, 0);
     assert_eq!(value["slab_bytes"], 14_091_976);
@@ -408,9 +416,22 @@ fn the_slab_is_printed_with_every_region_and_its_hash() {
     );
     assert_eq!(regions[7]["offset"], 8_455_880);
     assert_eq!(value["hash"].as_str().unwrap().len(), 16);
-    for shape in [["0", "1", "2"], ["1", "0", "2"], ["1", "1", "33"], ["4294967295", "4294967295", "2"]] {
+    for shape in [
+        ["0", "1", "2"],
+        ["1", "0", "2"],
+        ["1", "1", "33"],
+        ["4294967295", "4294967295", "2"],
+    ] {
         let [layers, width, ranks] = shape;
-        let output = run(&["slab", "--n-layer", layers, "--n-embd", width, "--ranks", ranks]);
+        let output = run(&[
+            "slab",
+            "--n-layer",
+            layers,
+            "--n-embd",
+            width,
+            "--ranks",
+            ranks,
+        ]);
         assert_eq!(output.status.code(), Some(2), "{shape:?}");
     }
 }

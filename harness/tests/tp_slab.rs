@@ -24,7 +24,7 @@ fn a_slab_lies_where_it_may_and_is_zeroed() {
         allocator.allocate(&Request::new(bytes)).unwrap();
     }
     let slab = allocate_slab(&allocator, &layout, DeviceMask(0b10)).unwrap();
-    assert_eq!(slab.device.0, 1);
+    assert_eq!(slab.device.index(), 1);
     assert_eq!(slab.bytes, layout.slab_bytes());
     assert_eq!(slab.address.0 % 256, 0);
     let mut bytes = vec![0xff; usize::try_from(slab.bytes).unwrap()];

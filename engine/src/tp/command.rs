@@ -365,20 +365,23 @@ impl<'a> Message<'a> {
             }
             Kind::Rewind | Kind::SessionCreate | Kind::Ack => {
                 let (session, number, zero) = (reader.u64()?, reader.i32()?, reader.u32()?);
-                spare(zero).then_some(match kind {
-                    Kind::Rewind => Self::Rewind {
+                let message = if kind == Kind::Rewind {
+                    Self::Rewind {
                         session,
                         position: number,
-                    },
-                    Kind::SessionCreate => Self::SessionCreate {
+                    }
+                } else if kind == Kind::SessionCreate {
+                    Self::SessionCreate {
                         session,
                         context: number,
-                    },
-                    _ => Self::Ack {
+                    }
+                } else {
+                    Self::Ack {
                         session,
                         status: number,
-                    },
-                })
+                    }
+                };
+                spare(zero).then_some(message)
             }
             Kind::Invalidate => Some(Self::Invalidate {
                 session: reader.u64()?,

@@ -47,7 +47,9 @@ impl Rank {
                     add_own(&mut bytes, &self.own[place.clone()]);
                     self.sum[place].copy_from_slice(&bytes);
                 }
-                _ => self.sum[place].copy_from_slice(&bytes),
+                Action::ReceiveSum | Action::SendOwn | Action::SendPartial | Action::SendSum => {
+                    self.sum[place].copy_from_slice(&bytes);
+                }
             }
         }
         self.steps.pop_front();

@@ -324,9 +324,10 @@ impl Head {
             (false, None) if gate == NO_GATE && layer == 0 && piece == 0 => None,
             _ => return Err(FrameError::Field(kind)),
         };
-        let rows_allowed = match kind {
-            Kind::BatchGate => (1..=8).contains(&rows),
-            _ => rows == 0,
+        let rows_allowed = if kind == Kind::BatchGate {
+            (1..=8).contains(&rows)
+        } else {
+            rows == 0
         };
         if !rows_allowed {
             return Err(FrameError::Field(kind));

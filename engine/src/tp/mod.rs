@@ -22,6 +22,10 @@
 //! while let Some(event) = session.poll_event(now) { … }
 //! ```
 //!
+//! Where there is no room to read into, a message waits to be taken or the session is over: do not
+//! read then, as a read of nothing looks like the end of the connection. Take events inside gates
+//! too: the peers' last words come this way.
+//!
 //! *Gates* are the hot path: no byte is copied, nothing is allocated, and the session never sees a
 //! buffer for longer than a call. `out` is the rank's own vector in the slab, `incoming` the place
 //! of the peer's. Both directions go at once:

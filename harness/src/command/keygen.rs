@@ -20,11 +20,10 @@ pub(super) fn run(args: &KeygenArgs, console: &Console) -> Result<Outcome, Failu
     let key = random_key()
         .map_err(|error| Failure::failed(format!("no random bytes from {RANDOM}: {error}")))?;
     write_new(&args.output, &format!("{}\n", key.to_hex())).map_err(|error| {
-        Failure::usage(match error.kind() {
-            io::ErrorKind::AlreadyExists => {
-                format!("{path} exists; a key is never overwritten, name another file")
-            }
-            _ => format!("the key could not be written to {path}: {error}"),
+        Failure::usage(if error.kind() == io::ErrorKind::AlreadyExists {
+            format!("{path} exists; a key is never overwritten, name another file")
+        } else {
+            format!("the key could not be written to {path}: {error}")
         })
     })?;
     let text = format!("key written to {path}; copy it to the other ranks by a safe way\n");

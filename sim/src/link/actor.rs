@@ -395,7 +395,7 @@ fn send(now: Time, task: &Task, session: &mut Session) -> Result<(), TpError> {
 /// Bytes that no other rank, gate or time has.
 fn fill(buffer: &mut Vec<u8>, bytes: usize, rank: u32, gate: Gate, count: u64) {
     let place = u64::from(gate.layer) << 32 | u64::from(rank) << 8 | u64::from(gate.name.code());
-    let mut draw = Draw::new(place ^ count.wrapping_mul(0x1_0000_0001_b3));
+    let mut draw = Draw::new(place ^ count.wrapping_mul(0x0100_0000_01b3));
     buffer.clear();
     while buffer.len() < bytes {
         buffer.extend_from_slice(&draw.next().to_le_bytes());

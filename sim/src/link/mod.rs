@@ -2,7 +2,8 @@
 //! every way that a network, a shared memory or a process can.
 //!
 //! A run is a pure function of its [`LinkPlan`]: the same plan gives the same bytes, times and
-//! errors on every machine. [`LinkPlan::random`] draws one from a seed.
+//! errors on every machine. [`LinkPlan::random`] draws one from a seed, [`shrink_links`] makes one
+//! that breaks the rule as small as it can be.
 //!
 //! **Modelled**: latency with jitter, small writes, segments that are lost, sent twice, swapped,
 //! damaged, late or cut in the middle of a frame; connections that break or swallow everything
@@ -14,8 +15,10 @@ mod actor;
 mod pipe;
 mod plan;
 mod run;
+mod shrink;
 #[cfg(test)]
 mod tests;
 
 pub use plan::{LinkFault, LinkFaultKind, LinkPlan, RankFault, RankFaultKind};
 pub use run::{Breach, LinkReport, RankReport, run_links};
+pub use shrink::shrink_links;

@@ -61,7 +61,7 @@ impl Pipe {
         self.segments += 1;
         let fault = self.faults.iter().find(|(at, _)| *at == number);
         let fault = fault.map(|(_, kind)| *kind);
-        if fault.is_some() || self.stalled {
+        if fault.is_some() || self.stalled || self.late_ns > 0 {
             self.struck_at = Some(now);
         }
         if self.stalled {

@@ -1,7 +1,8 @@
 //! Groups of ranks under faults.
 
 use super::plan::{LinkFault, LinkFaultKind, LinkPlan, RankFault, RankFaultKind};
-use super::run::run_links;
+use super::run::{Breach, run_links};
+use super::shrink::shrink_links;
 use ds4_engine::tp::session::Phase;
 use ds4_engine::tp::trust::Channel;
 
@@ -116,4 +117,61 @@ fn a_run_is_a_function_of_its_plan() {
         let plan = LinkPlan::random(seed);
         assert_eq!(run_links(&plan), run_links(&plan));
     }
+}
+
+#[test]
+fn the_judge_sees_wrong_bytes_that_nothing_else_would() {
+    // Without checksums damage of a payload passes: the run must be judged by its bytes.
+    let mut seen = 0;
+    for segment in 3..20 {
+        let report = run_links(&LinkPlan {
+            payload_crc: false,
+            link_faults: vec![LinkFault {
+                from: 0,
+                to: 1,
+                channel: Channel::Data,
+                segment,
+                kind: LinkFaultKind::Corrupt { bit: 400 },
+            }],
+            ..LinkPlan::quiet(5, 2)
+        });
+        seen += u32::from(report.breach() == Some(Breach::WrongBytes { rank: 1 }));
+    }
+    assert!(seen > 5, "{seen}");
+}
+
+#[test]
+fn a_run_that_breaks_the_rule_shrinks_to_what_breaks_it() {
+    let fault = |from, segment, kind| LinkFault {
+        from,
+        to: 1 - from,
+        channel: Channel::Data,
+        segment,
+        kind,
+    };
+    let corrupt = fault(0, 8, LinkFaultKind::Corrupt { bit: 400 });
+    let plan = LinkPlan {
+        payload_crc: false,
+        ranks: 4,
+        skewed_clocks: true,
+        link_faults: vec![
+            fault(1, 9000, LinkFaultKind::Drop),
+            corrupt,
+            fault(1, 2, LinkFaultKind::Delay { ns: 5 }),
+        ],
+        rank_faults: vec![RankFault {
+            rank: 3,
+            step: 100_000,
+            kind: RankFaultKind::Kill,
+        }],
+        ..LinkPlan::quiet(5, 4)
+    };
+    assert!(run_links(&plan).breach().is_some());
+    let least = shrink_links(&plan);
+    assert!(run_links(&least).breach().is_some());
+    assert_eq!(
+        (least.link_faults, least.rank_faults),
+        (vec![corrupt], vec![])
+    );
+    assert_eq!((least.ranks, least.skewed_clocks), (2, false));
 }

@@ -63,9 +63,10 @@ impl Session {
         self.check_ready()?;
         let (start, end) = self.logits_share(self.config.rank);
         let share = u64::from(end.saturating_sub(start)).saturating_mul(4);
-        let whole = match message {
-            Message::Logits(logits) => u64::try_from(logits.len()) == Ok(share),
-            _ => true,
+        let whole = if let Message::Logits(logits) = message {
+            u64::try_from(logits.len()) == Ok(share)
+        } else {
+            true
         };
         let owes = self.config.rank != 0
             && whole

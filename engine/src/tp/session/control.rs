@@ -41,7 +41,7 @@ impl Session {
         let dialect = self.config.dialect;
         let ended = matches!(self.phase, Phase::Closed | Phase::Failed);
         match self.control_mut(peer) {
-            Some(link) if !ended => link.to_read(dialect),
+            Some(link) if !ended => link.read_room(dialect),
             _ => &mut [],
         }
     }
@@ -154,9 +154,10 @@ impl Session {
             }
             Kind::Hash => {
                 let message = Message::decode(kind, payload, Reserved::Zero);
-                let theirs = match message {
-                    Ok(Message::Hash { seq, hash }) => Some((seq, hash)),
-                    _ => None,
+                let theirs = if let Ok(Message::Hash { seq, hash }) = message {
+                    Some((seq, hash))
+                } else {
+                    None
                 };
                 link.take();
                 match theirs {
@@ -172,8 +173,23 @@ impl Session {
                 link.stop_acked = true;
                 self.heed_stop_ack(now)
             }
-            // Everything else waits until the application takes it.
-            _ => Ok(()),
+            // These wait until the application takes them.
+            Kind::Sync
+            | Kind::Eval
+            | Kind::Rewind
+            | Kind::Invalidate
+            | Kind::Stop
+            | Kind::Logits
+            | Kind::Verify
+            | Kind::VerifyCommit
+            | Kind::SessionCreate
+            | Kind::SessionDestroy
+            | Kind::EvalBatch
+            | Kind::MixedBatch
+            | Kind::Ack => Ok(()),
+            Kind::RowGate | Kind::BatchGate | Kind::BigGate => {
+                Err(Cause::Frame(FrameError::Unexpected(kind)))
+            }
         };
         match outcome {
             Ok(()) => self.advance(now),
@@ -208,28 +224,26 @@ impl Session {
         set: TransportSet,
     ) -> Result<(), Cause> {
         let leads = self.config.rank == 0;
-        match kind {
-            // A worker may be done with probing before the leader has heard of the last rank.
-            Kind::Vote if leads && self.phase != Phase::Ready => {
-                if let Some(link) = self.control_mut(peer) {
-                    link.vote = Some(set);
-                }
-                self.count_votes(now);
+        // A worker may be done with probing before the leader has heard of the last rank.
+        if kind == Kind::Vote && leads && self.phase != Phase::Ready {
+            if let Some(link) = self.control_mut(peer) {
+                link.vote = Some(set);
+            }
+            self.count_votes(now);
+            return Ok(());
+        }
+        if kind != Kind::Chosen || leads || self.phase != Phase::Voting {
+            return Err(Cause::Frame(FrameError::Unexpected(kind)));
+        }
+        let own = self.own_vote.unwrap_or_default();
+        match set.best().filter(|it| own.has(*it)) {
+            Some(transport) => {
+                self.become_ready(now, transport);
                 Ok(())
             }
-            Kind::Chosen if !leads && self.phase == Phase::Voting => {
-                let own = self.own_vote.unwrap_or_default();
-                match set.best().filter(|it| own.has(*it)) {
-                    Some(transport) => {
-                        self.become_ready(now, transport);
-                        Ok(())
-                    }
-                    None => Err(Cause::NoTransport(format!(
-                        "this rank proved {own}, the leader chose {set}"
-                    ))),
-                }
-            }
-            _ => Err(Cause::Frame(FrameError::Unexpected(kind))),
+            None => Err(Cause::NoTransport(format!(
+                "this rank proved {own}, the leader chose {set}"
+            ))),
         }
     }
 
@@ -342,9 +356,10 @@ impl Session {
         }
         let mut refused = None;
         if leads {
-            let whole = match message {
-                Message::Logits(logits) => logits.len() == share,
-                _ => true,
+            let whole = if let Message::Logits(logits) = message {
+                logits.len() == share
+            } else {
+                true
             };
             if !whole || !settle(&mut owed, &message) {
                 return Err(Cause::Mirror(format!(
@@ -361,11 +376,11 @@ impl Session {
                 Ok(()) => self.mirror.owe(&message, split, due, &mut owed),
                 Err(MirrorError::Broken(what)) => return Err(Cause::Mirror(what)),
                 Err(MirrorError::Status(_)) => {
-                    refused = match message {
-                        Message::SessionCreate { session, .. }
-                        | Message::SessionDestroy { session } => Some(session),
-                        _ => None,
-                    };
+                    if let Message::SessionCreate { session, .. }
+                    | Message::SessionDestroy { session } = message
+                    {
+                        refused = Some(session);
+                    }
                 }
             }
         }

@@ -93,7 +93,7 @@ impl Session {
             return (&mut [], 0..0);
         }
         match self.data_mut(peer) {
-            Some(link) => link.to_read(),
+            Some(link) => link.read_room(),
             None => (&mut [], 0..0),
         }
     }

@@ -134,7 +134,7 @@ impl ControlLink {
     }
 
     /// Where the next bytes go; empty while a message waits to be taken.
-    pub(super) fn to_read(&mut self, dialect: Dialect) -> &mut [u8] {
+    pub(super) fn read_room(&mut self, dialect: Dialect) -> &mut [u8] {
         self.release();
         if !self.usable() || self.complete() {
             return &mut [];
@@ -212,7 +212,8 @@ impl ControlLink {
         }
     }
 
-    fn complete(&self) -> bool {
+    /// Whether a frame waits to be taken.
+    pub(super) fn complete(&self) -> bool {
         self.current
             .is_some_and(|incoming| self.body_filled >= incoming.bytes)
     }
@@ -377,7 +378,7 @@ impl DataLink {
         self.out_done = self.out_done.saturating_add(count).min(self.out_bytes);
     }
 
-    pub(super) fn to_read(&mut self) -> (&mut [u8], Range<usize>) {
+    pub(super) fn read_room(&mut self) -> (&mut [u8], Range<usize>) {
         if self.closed_at.is_some() || self.in_done >= self.in_bytes {
             return (&mut [], 0..0);
         }
@@ -387,7 +388,7 @@ impl DataLink {
         (head.unwrap_or_default(), body..end)
     }
 
-    /// So many bytes came; `incoming` is the whole buffer into which [`DataLink::to_read`]'s
+    /// So many bytes came; `incoming` is the whole buffer into which [`DataLink::read_room`]'s
     /// range points.
     pub(super) fn read(&mut self, count: usize, incoming: &[u8]) -> Result<(), Cause> {
         let from = self.in_done.saturating_sub(self.head_bytes);
@@ -450,14 +451,16 @@ impl DataLink {
 }
 
 fn describe(head: &Head) -> String {
-    let kind = match head.kind {
-        Kind::BatchGate => GateKind::Batch {
+    let kind = if head.kind == Kind::BatchGate {
+        GateKind::Batch {
             rows: u32::from(head.rows),
-        },
-        Kind::BigGate => GateKind::Big {
+        }
+    } else if head.kind == Kind::BigGate {
+        GateKind::Big {
             bytes: u64::from(head.bytes),
-        },
-        _ => GateKind::Row,
+        }
+    } else {
+        GateKind::Row
     };
     match head.gate {
         Some((layer, name)) => {

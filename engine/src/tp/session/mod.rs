@@ -362,9 +362,11 @@ impl Session {
                 next = next.min(owed.due);
             }
             if self.config.dialect == Dialect::Native {
-                next = next
-                    .min(link.last_in.after(limits.idle_ns))
-                    .min(link.last_out.after(limits.idle_ns / 3));
+                next = next.min(link.last_out.after(limits.idle_ns / 3));
+                // What waits here to be taken keeps later signs of life from being read.
+                if !link.complete() {
+                    next = next.min(link.last_in.after(limits.idle_ns));
+                }
             }
         }
         next.min(self.broken().map_or(Time::NEVER, |(_, due)| due))
@@ -413,7 +415,7 @@ impl Session {
             return Some((peer, cause(wait, self.since)));
         }
         for link in self.control.iter().filter(|link| link.usable()) {
-            let silent = now >= link.last_in.after(limits.idle_ns);
+            let silent = !link.complete() && now >= link.last_in.after(limits.idle_ns);
             if silent && self.config.dialect == Dialect::Native {
                 return Some((link.peer, cause(Wait::Idle, link.last_in)));
             }
@@ -486,10 +488,8 @@ impl Session {
         if matches!(self.phase, Phase::Closed | Phase::Failed) {
             return;
         }
-        let teller = match error.cause {
-            Cause::Told { .. } => Some(error.rank),
-            _ => None,
-        };
+        let told = matches!(error.cause, Cause::Told { .. });
+        let teller = told.then_some(error.rank);
         if self.config.dialect == Dialect::Native {
             let words = error.encode();
             for link in &mut self.control {
