@@ -129,10 +129,11 @@ impl LinkReport {
     pub fn breach(&self) -> Option<Breach> {
         let complete = self.complete();
         let count = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
+        let mut ranks = (0..).zip(&self.ranks);
+        if let Some((rank, _)) = ranks.find(|(_, report)| report.gates_wrong > 0) {
+            return Some(Breach::WrongBytes { rank });
+        }
         for (rank, report) in (0..).zip(&self.ranks) {
-            if report.gates_wrong > 0 {
-                return Some(Breach::WrongBytes { rank });
-            }
             if report.killed {
                 continue;
             }
