@@ -9,9 +9,12 @@ The project's tasks.
   cargo ci golden                  rewrites the golden files and shows what changed
   cargo ci bench [--save]          exact counts and instructions against the baselines
   cargo ci kernels [--save]        compiles the device kernels and compares with what is checked in
+  cargo ci header [--save]         the C header, compared with what is checked in
   cargo ci tidy                    imports, file lengths, module docs, the code map
   cargo ci deny                    licences, bans, sources and advisories of the dependencies
   cargo ci fuzz [TARGET] [--seconds N]   fuzzes one target, or each in turn, for N seconds (60)
+  cargo ci clients                 programs from PyPI on the simulated driver (needs pip)
+  cargo ci hw-archive              all that a GPU host without Rust needs for the hardware tests
   cargo ci mutants                 mutates placement and the pool: every mutant must be caught
   cargo ci loom                    the engine's models under loom
   cargo ci miri                    the engine's unit tests under Miri
@@ -49,6 +52,11 @@ pub enum Task {
         /// Writes them instead of comparing.
         save: bool,
     },
+    /// The C header.
+    Header {
+        /// Writes it instead of comparing.
+        save: bool,
+    },
     /// The rules on the source tree.
     Tidy,
     /// The rules on dependencies.
@@ -62,6 +70,10 @@ pub enum Task {
     },
     /// Mutation testing.
     Mutants,
+    /// Programs of others on the simulated driver.
+    Clients,
+    /// The tests for a GPU host.
+    HwArchive,
     /// Loom models.
     Loom,
     /// Miri.
@@ -84,10 +96,14 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
         ["bench", "--save"] => Ok(Task::Bench { save: true }),
         ["kernels"] => Ok(Task::Kernels { save: false }),
         ["kernels", "--save"] => Ok(Task::Kernels { save: true }),
+        ["header"] => Ok(Task::Header { save: false }),
+        ["header", "--save"] => Ok(Task::Header { save: true }),
         ["tidy"] => Ok(Task::Tidy),
         ["deny"] => Ok(Task::Deny),
         ["fuzz", rest @ ..] => parse_fuzz(rest),
         ["mutants"] => Ok(Task::Mutants),
+        ["clients"] => Ok(Task::Clients),
+        ["hw-archive"] => Ok(Task::HwArchive),
         ["loom"] => Ok(Task::Loom),
         ["miri"] => Ok(Task::Miri),
         [task, rest @ ..] if TASKS.contains(task) => {
@@ -97,8 +113,20 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 10] = [
-    "test", "check", "golden", "bench", "kernels", "tidy", "deny", "mutants", "loom", "miri",
+const TASKS: [&str; 13] = [
+    "test",
+    "check",
+    "golden",
+    "bench",
+    "kernels",
+    "header",
+    "tidy",
+    "deny",
+    "clients",
+    "hw-archive",
+    "mutants",
+    "loom",
+    "miri",
 ];
 
 fn parse_fuzz(mut words: &[&str]) -> Result<Task, String> {

@@ -16,27 +16,16 @@ const FLAGS: &str = "-O3 -std=c++17 -ffp-contract=off -fno-ident -Wall -Wextra -
 const AGAIN: &str = "cargo ci kernels";
 const INSTALL: &str = "apt-get install clang-19 lld-19";
 
-/// Whether the kernels were compared.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Compared {
-    Yes,
-    /// The reason why not.
-    No(String),
-}
-
 /// Compares the compiled kernels, or writes them with `save`.
 ///
 /// # Errors
 /// They differ, or could not be compared.
 pub fn run(save: bool) -> Result<(), Failure> {
-    match step("kernels", || work(save))? {
-        Compared::Yes => Ok(()),
-        Compared::No(why) => Err(Failure::new(
-            exit::NOT_COMPARED,
-            format!("the kernels were not compiled: {why}."),
-            AGAIN,
-        )),
-    }
+    let version = compiler(save)?.map_err(|why| {
+        let what = format!("the kernels were not compiled: {why}.");
+        Failure::new(exit::NOT_COMPARED, what, AGAIN)
+    })?;
+    step("kernels", || work(save, &version))
 }
 
 /// As [`run`] without `save`, for a task that goes on where there is no compiler.
@@ -44,32 +33,39 @@ pub fn run(save: bool) -> Result<(), Failure> {
 /// # Errors
 /// The kernels differ.
 pub fn compare() -> Result<(), Failure> {
-    if let Compared::No(why) = step("kernels", || work(false))? {
-        not_run("kernels", &why);
+    match compiler(false)? {
+        Ok(version) => step("kernels", || work(false, &version)),
+        Err(why) => {
+            not_run("kernels", &why);
+            Ok(())
+        }
     }
-    Ok(())
 }
 
-fn work(save: bool) -> Result<Compared, Failure> {
-    let tools = ["clang-19", "ld.lld-19"];
-    let missing = tools
-        .iter()
+/// The version of the compiler, or why what it makes cannot be compared.
+fn compiler(save: bool) -> Result<Result<String, String>, Failure> {
+    let missing = ["clang-19", "ld.lld-19"]
+        .into_iter()
         .find(|tool| !Program::new(&format!("{tool} --version")).succeeds());
     if let Some(missing) = missing {
-        return Ok(Compared::No(format!("there is no {missing}; {INSTALL}")));
+        return Ok(Err(format!("there is no {missing}; {INSTALL}")));
     }
     let said = Program::new("clang-19 --version").output()?;
     let version = version(&said).ok_or_else(|| broken("clang-19 does not tell its version"))?;
     let saved = std::fs::read_to_string(root().join(COMPILED).join(PTX)).unwrap_or_default();
-    if !save && !saved.starts_with(&header(&version)) {
-        let by = saved.lines().next().unwrap_or_default();
-        return Ok(Compared::No(format!(
-            "clang-19 is {version}; what is checked in says '{by}'; '{AGAIN} --save' renews it"
-        )));
+    if save || saved.starts_with(&header(&version)) {
+        return Ok(Ok(version));
     }
+    let by = saved.lines().next().unwrap_or("nothing");
+    Ok(Err(format!(
+        "clang-19 is {version}, and {COMPILED}/{PTX} begins with '{by}'; '{AGAIN} --save' renews it"
+    )))
+}
+
+fn work(save: bool, version: &str) -> Result<(), Failure> {
     let folder = tempfile::tempdir().map_err(|error| broken(&error.to_string()))?;
     let mut differ = Vec::new();
-    for (name, bytes) in compile(folder.path(), &version)? {
+    for (name, bytes) in compile(folder.path(), version)? {
         let path = root().join(COMPILED).join(&name);
         if std::fs::read(&path).is_ok_and(|old| old == bytes) {
             continue;
@@ -82,7 +78,7 @@ fn work(save: bool) -> Result<Compared, Failure> {
         }
     }
     if differ.is_empty() {
-        return Ok(Compared::Yes);
+        return Ok(());
     }
     let what = format!(
         "{} in {COMPILED} are not what {SOURCE} compiles to; '{AGAIN} --save' renews them.",

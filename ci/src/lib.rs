@@ -6,9 +6,12 @@
 //! is said, loudly, and never counts as run.
 #![forbid(unsafe_code)]
 
+pub mod archive;
 pub mod bench;
 pub mod cli;
+pub mod clients;
 pub mod gate;
+pub mod header;
 pub mod kernels;
 pub mod step;
 pub mod tasks;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{bench, exit, kernels, tidy};
+use crate::{archive, bench, clients, exit, header, kernels, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -20,10 +20,13 @@ pub fn run(task: &Task) -> u8 {
         Task::Golden => golden(),
         Task::Bench { save } => bench::run(*save),
         Task::Kernels { save } => kernels::run(*save),
+        Task::Header { save } => header::run(*save),
         Task::Tidy => tidy_step(),
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
         Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
+        Task::Clients => clients::run(),
         Task::Mutants => mutants(),
+        Task::HwArchive => archive::run(),
         Task::Loom => loom(),
         Task::Miri => miri(),
     };
@@ -60,6 +63,15 @@ fn test() -> Result<(), Failure> {
         );
         return Err(Failure::new(exit::NOT_COMPARED, what, "cargo ci test"));
     };
+    // These tests pass where their tools are missing, having done nothing.
+    for (tool, what) in [
+        ("valgrind", "the C tests under valgrind"),
+        ("c++", "the C++ tests of the C interface"),
+    ] {
+        if !Program::new(&format!("{tool} --version")).succeeds() {
+            not_run(what, &format!("there is no {tool}"));
+        }
+    }
     cargo("doctests", "test --quiet --workspace --doc")?;
     say(&format!(
         "tests: {} passed, {failed} failed",
@@ -79,7 +91,8 @@ fn junit_counts(text: &str) -> Option<(u64, u64)> {
     Some((number("tests")?, number("failures")? + number("errors")?))
 }
 
-fn target_dir() -> Result<PathBuf, Failure> {
+/// Where builds go.
+pub(crate) fn target_dir() -> Result<PathBuf, Failure> {
     let text = Program::new("cargo metadata --no-deps --format-version 1").output()?;
     let parsed: Option<serde_json::Value> = serde_json::from_str(&text).ok();
     let found = parsed
@@ -96,6 +109,7 @@ pub(crate) fn release_dir() -> Result<PathBuf, Failure> {
 fn check(skip_tests: bool) -> Result<(), Failure> {
     cargo("format", "fmt --all --check")?;
     tidy_step()?;
+    header::run(false)?;
     cargo(
         "clippy",
         "clippy --quiet --workspace --all-targets -- -D warnings",
@@ -160,11 +174,11 @@ fn golden() -> Result<(), Failure> {
 fn deny() -> Result<(), Failure> {
     cargo(
         "licences, bans, sources",
-        "deny check --config ci/deny.toml licenses bans sources",
+        "deny --config ci/deny.toml check licenses bans sources",
     )?;
     // The list of advisories comes from the network; without it there is nothing to compare.
-    if Program::new("cargo deny fetch --config ci/deny.toml db").succeeds() {
-        return cargo("advisories", "deny check --config ci/deny.toml advisories");
+    if Program::new("cargo deny --config ci/deny.toml fetch db").succeeds() {
+        return cargo("advisories", "deny --config ci/deny.toml check advisories");
     }
     not_run("advisories", "the database of advisories cannot be fetched");
     Ok(())

@@ -1,5 +1,6 @@
 //! The command line as typed.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -9,6 +10,7 @@ use ds4_engine::selection::SelectionFlags;
 const EXAMPLES: &str = "\
 Examples:
   ds4 check                                     prove the allocator on simulated GPUs, a few seconds
+  ds4 validate --backend cuda --level 1         is the hardware healthy: memory, paths, speed
   ds4 replay trace.jsonl.gz --gpu-vram 8,8      run a recorded trace on two 8 GiB GPUs
   ds4 fit snapshot.pickle                       the least memory that a recorded run needs
   ds4 plan --model model.gguf --gpu-vram 24,24  does this model fit, and where does each layer go
@@ -17,6 +19,27 @@ Examples:
 Devices are simulated unless --backend names a real one. Exit codes: 0 ok, 1 a check failed or a
 request was refused, 2 usage, 3 regression, 4 nothing done or no device, 70 internal error,
 75 busy, 124 deadline, 130 interrupted.";
+
+const VALIDATE_HELP: &str = "\
+Examples:
+  ds4 validate --backend cuda                       a look, seconds, no load
+  ds4 validate --backend cuda --level 1             nine tenths of the memory, every path
+  ds4 validate --backend cuda --level 2 --for 600   all devices at work for ten minutes
+  ds4 validate --backend cuda --level 1 --expect rack7.toml --format junit > health.xml
+
+What figures are held against: --expect, else what is shipped for the device's name, else like
+devices of this machine, else nothing (skip). A file of expectations:
+  device = \"NVIDIA H200\"         # the driver's name; all devices if absent
+  [[expect]]
+  figure = \"peer-copy\"           # host-to-device, device-to-host, host-bounce, device-copy,
+                                 # memory, nvlink, pcie-generation, pcie-width, devices
+  at_least = 350_000_000_000     # bytes per second, bytes, or a number of
+  otherwise = \"fail\"             # or warn
+  source = \"measured at delivery\"
+
+Exit codes: 0 all pass or warn, 1 a check failed or could not be made, 4 nothing measured or no such
+device, 75 a device is in use by others, 124 deadline, 130 interrupted; the last three leave what
+was found until then.";
 
 /// Places device memory on the GPUs you allow, refuses honestly and recovers: prove it, replay
 /// real traces, plan models.
@@ -29,7 +52,7 @@ pub struct Cli {
     /// The size of each tensor, for train, prefill and decode; also after the command.
     #[arg(long, value_parser = size, value_name = "SIZE", hide = true)]
     pub tensor_size: Option<u64>,
-    /// How to print the result: text, json, or junit (check only).
+    /// How to print the result: text, json, or junit (check, validate).
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     #[arg(hide_possible_values = true)]
     pub format: Format,
@@ -45,7 +68,7 @@ pub enum Format {
     Text,
     /// One JSON object with "schema": 1.
     Json,
-    /// JUnit XML (check only).
+    /// JUnit XML (check, validate).
     Junit,
 }
 
@@ -78,7 +101,7 @@ pub struct MachineArgs {
     /// Refuse hints of which no device exists, instead of taking the least loaded one.
     #[arg(long, global = true)]
     pub strict_hints: bool,
-    /// A plan of faults for the simulated devices (sim/FAULTS.md describes the JSON).
+    /// A plan of faults that ds4 injects (sim/FAULTS.md describes the JSON).
     #[arg(long, global = true, value_name = "PLAN.json")]
     pub faults: Option<PathBuf>,
 }
@@ -111,6 +134,9 @@ Examples:
   ds4 check --suite refusal,recovery --topology 8x24g-mixed
   ds4 check --seed 7 --cases 2000 --format junit > check.xml")]
     Check(CheckArgs),
+    /// Say whether devices are healthy: what was done, measured and expected.
+    #[command(after_help = VALIDATE_HELP)]
+    Validate(ValidateArgs),
     /// Run a recorded trace: PyTorch snapshot, RMM log, minimalloc, our JSONL; gzip as is.
     #[command(after_help = "\
 Examples:
@@ -149,6 +175,19 @@ Examples:
     /// Measure, with other allocators on the same operations in the same run.
     #[command(subcommand, after_help = "Example: ds4 bench alloc --quick")]
     Bench(BenchCommand),
+    /// Run any program of the CUDA driver API on simulated GPUs.
+    #[command(after_help = "\
+Examples:
+  ds4 fake-cuda --gpus 24G,24G -- python train.py
+  ds4 fake-cuda --topology 8x24g-mixed --faults plan.json --ledger -- ./my-test
+  ds4 fake-cuda --gpus 1G --log calls.txt -- numba -s
+
+Programs of the CUDA runtime (PyTorch, anything that nvcc linked) do not accept the library. The
+exit code is the program's, 128 and the signal for one that was killed.")]
+    FakeCuda(FakeArgs),
+    /// Run any program of the HIP runtime on simulated GPUs.
+    #[command(after_help = "Example: ds4 fake-hip --gpus 192G,192G -- ./my-hip-test")]
+    FakeHip(FakeArgs),
 }
 
 /// `ds4 devices`.
@@ -162,7 +201,7 @@ pub struct DevicesArgs {
 /// `ds4 check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Suites: placement, refusal, recovery, determinism, oom-loop, faults; all if absent.
+    /// Suites: placement, refusal, recovery, determinism, oom-loop, faults, kernels; all if absent.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub suite: Vec<String>,
     /// One check by name.
@@ -175,8 +214,35 @@ pub struct CheckArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub cases: Option<u32>,
     /// Run the recorded operations of a failed check again, and nothing else.
-    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["suite", "only", "cases"])]
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["suite", "only", "cases", "seed"])]
     pub replay: Option<PathBuf>,
+}
+
+/// `ds4 validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// 0 looks (seconds), 1 tests memory and paths (a minute), 2 soaks (--for).
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub level: u8,
+    /// How long level 2 keeps all devices at work.
+    #[arg(long = "for", default_value_t = 120, value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub seconds: u64,
+    /// End with what is there after so many seconds; 30, 180, or 180 more than --for if absent.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=700_000))]
+    pub deadline: Option<u64>,
+    /// What figures must be, in TOML.
+    #[arg(long, value_name = "FILE.toml")]
+    pub expect: Option<PathBuf>,
+    /// Only these checks, by name.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    pub only: Vec<String>,
+    /// The most memory to take of each device; of simulated ones 256M if absent.
+    #[arg(long, value_parser = size, value_name = "SIZE")]
+    pub max_bytes: Option<u64>,
+    /// Load devices of which others hold more than a tenth.
+    #[arg(long)]
+    pub allow_busy: bool,
 }
 
 /// `ds4 replay`.
@@ -202,8 +268,8 @@ pub struct PlanArgs {
     /// The GGUF file; of a split model, any part.
     #[arg(long, value_name = "FILE.gguf")]
     pub model: PathBuf,
-    /// Tokens of context to make room for; the model's own maximum if absent.
-    #[arg(long, value_name = "TOKENS")]
+    /// Tokens of context to make room for, such as 32768 or 32k; the model's own maximum if absent.
+    #[arg(long, value_parser = tokens, value_name = "TOKENS")]
     pub context: Option<u64>,
     /// How the cache stores its numbers: f32, f16 or q8_0.
     #[arg(long, default_value = "f16", value_name = "TYPE")]
@@ -280,10 +346,67 @@ pub struct BenchArgs {
     pub quick: bool,
 }
 
+/// `ds4 fake-cuda` and `ds4 fake-hip`.
+#[derive(Debug, Args)]
+pub struct FakeArgs {
+    /// Memory of each GPU: 24G,24G; without it and --topology, two H200.
+    #[arg(long, value_name = "SIZE,...")]
+    pub gpus: Option<String>,
+    /// The version that the driver gives: 12040 for CUDA 12.4.
+    #[arg(long, value_name = "NUMBER")]
+    pub driver_version: Option<u32>,
+    /// Add a line for each call to this file: its name and its code.
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// List at the program's end what was leaked, misused or raced for.
+    #[arg(long)]
+    pub ledger: bool,
+    /// The program and its words.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// A count of tokens, in thousands of 1024 with a `k`.
+fn tokens(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (text, 1),
+    };
+    let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let count = plain.then(|| digits.parse::<u64>().ok()?.checked_mul(unit));
+    count.flatten().ok_or_else(|| {
+        "write the number of tokens in digits, such as 32768, or in 1024 with a k, such as 32k"
+            .to_owned()
+    })
+}
+
 fn size(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(0) => Err("the size is 0; write at least 1 byte, for example 64M".to_owned()),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_may_be_counted_in_1024_and_everything_else_is_told_how() {
+        assert_eq!(tokens("32768"), Ok(32768));
+        assert_eq!((tokens("32k"), tokens("1K")), (Ok(32768), Ok(1024)));
+        for wrong in [
+            "",
+            "k",
+            "-1",
+            "+1",
+            "32M",
+            "1.5k",
+            "1 k",
+            "18446744073709551615k",
+        ] {
+            assert!(tokens(wrong).unwrap_err().contains("32768"), "{wrong}");
+        }
     }
 }

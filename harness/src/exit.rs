@@ -23,6 +23,8 @@ pub enum Exit {
     Deadline,
     /// Interrupted by the user; what was done so far was printed.
     Interrupted,
+    /// The code of the program that was run.
+    Child(u8),
 }
 
 impl Exit {
@@ -39,6 +41,7 @@ impl Exit {
             Self::Busy => 75,
             Self::Deadline => 124,
             Self::Interrupted => 130,
+            Self::Child(code) => code,
         }
     }
 }

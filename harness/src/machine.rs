@@ -5,10 +5,10 @@ use std::sync::Arc;
 use ds4_engine::alloc::placement::OrphanPolicy;
 use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Observer};
 use ds4_engine::backend::driver::{Driver, Vendor, bounce_is_forced};
-use ds4_engine::bytes::format_bytes;
+use ds4_engine::bytes::{GIB, format_bytes};
 use ds4_engine::device::{DeviceMask, Ordinal};
 use ds4_engine::selection::{Budget, Selection};
-use ds4_sim::{FaultPlan, SimConfig, SimDevice, Topology};
+use ds4_sim::{FaultPlan, MAX_CAPACITY_BYTES, SimConfig, SimDevice, Topology, read_file};
 
 use crate::cli::MachineArgs;
 use crate::exit::Exit;
@@ -85,7 +85,7 @@ impl Machine {
     /// Real devices; what only a simulated machine has is refused, not ignored.
     fn real(args: &MachineArgs, vendor: Vendor) -> Result<Self, Failure> {
         let command = format!("--backend {}", vendor.backend_name());
-        refuse_flags(args, &[Flag::Faults, Flag::Topology], &command)?;
+        refuse_flags(args, &[Flag::Topology], &command)?;
         let absent = |error: TargetError| Failure {
             exit: Exit::NothingDone,
             message: error.to_string(),
@@ -102,18 +102,23 @@ impl Machine {
         let force_bounce = bounce_is_forced().map_err(Failure::usage)?;
         let target = Target::real(&driver, &ordinals, force_bounce).map_err(absent)?;
         let config = allocator_config(&selection, args.strict_hints);
+        let plan = read_plan(args, target.backend().devices().len())?;
         Ok(Self {
             target,
             selection,
             config,
-            plan: None,
+            plan,
         })
     }
 
     /// The line that every text output begins with.
     #[must_use]
     pub fn headline(&self) -> String {
-        format!("{}\n{}\n", self.target.origin(), self.selection)
+        let mut text = format!("{}\n{}\n", self.target.origin(), self.selection);
+        if self.plan.is_some() && self.target.sim().is_none() {
+            text.push_str("faults: injected by ds4, not by the devices\n");
+        }
+        text
     }
 
     /// The same machine in its first state, with its faults armed.
@@ -121,9 +126,14 @@ impl Machine {
     /// # Errors
     /// [`Failure`] if it cannot be opened.
     pub fn fresh(&self) -> Result<Target, Failure> {
-        let target = self.target.fresh().map_err(Failure::failed)?;
-        if let (Some(plan), Some(sim)) = (&self.plan, target.sim()) {
-            sim.set_faults(plan.clone()).map_err(Failure::usage)?;
+        let Some(plan) = &self.plan else {
+            return self.target.fresh().map_err(Failure::failed);
+        };
+        let target = self.target.instrumented().map_err(Failure::failed)?;
+        if let Some(instruments) = target.instruments() {
+            instruments
+                .set_faults(plan.clone())
+                .map_err(Failure::usage)?;
         }
         Ok(target)
     }
@@ -160,10 +170,10 @@ impl Machine {
 
     /// Says what became of each planned fault, so that a plan that did nothing is noticed.
     pub fn remark_faults(&self, target: &Target, console: &Console) {
-        let Some(sim) = target.sim().filter(|_| self.plan.is_some()) else {
+        let Some(instruments) = target.instruments().filter(|_| self.plan.is_some()) else {
             return;
         };
-        for fault in sim.fault_report() {
+        for fault in instruments.fault_report() {
             let (entry, name) = (fault.entry, fault.kind.name());
             console.remark(&if fault.enabled {
                 format!(
@@ -216,7 +226,11 @@ pub fn refuse_flags(args: &MachineArgs, flags: &[Flag], command: &str) -> Result
     }
 }
 
-fn backend_kind(args: &MachineArgs) -> Result<BackendKind, Failure> {
+/// The backend of the flags, the simulator if they name none.
+///
+/// # Errors
+/// [`Failure`] for a name that is no backend.
+pub fn backend_kind(args: &MachineArgs) -> Result<BackendKind, Failure> {
     let Some(name) = args.backend.as_deref().filter(|name| !name.is_empty()) else {
         return Ok(BackendKind::Sim);
     };
@@ -246,6 +260,15 @@ fn sized_machine(selection: &Selection) -> Result<SimConfig, Failure> {
                 format_bytes(bytes),
                 device.id,
                 format_bytes(least)
+            )));
+        }
+        if bytes > MAX_CAPACITY_BYTES {
+            return Err(Failure::usage(format!(
+                "--gpu-vram: {} GiB for {} exceeds the largest simulated device, {} GiB; plain \
+                 numbers are GiB, so write 24 for 24 GiB and 512M for 512 MiB",
+                bytes.div_ceil(GIB),
+                device.id,
+                MAX_CAPACITY_BYTES / GIB
             )));
         }
         devices.push(simulated);
@@ -285,12 +308,8 @@ fn read_plan(args: &MachineArgs, devices: usize) -> Result<Option<FaultPlan>, Fa
     let Some(path) = &args.faults else {
         return Ok(None);
     };
+    let json = read_file(path, "the fault plan").map_err(Failure::usage)?;
     let name = path.display().to_string();
-    let json = std::fs::read(path).map_err(|error| {
-        Failure::usage(format!(
-            "{name}: the fault plan cannot be read ({error}); check the path"
-        ))
-    })?;
     let plan = FaultPlan::from_json(&json, &name).map_err(Failure::usage)?;
     plan.check_devices(devices).map_err(Failure::usage)?;
     Ok(Some(plan))

@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 
 use crate::cli::Format;
 use crate::exit::Exit;
+use crate::printable::{printable, printable_json, printable_lines};
+use crate::signals;
 
 /// The version of every JSON object that the command prints.
 pub const SCHEMA: u32 = 1;
@@ -60,18 +62,14 @@ pub struct Console {
 }
 
 impl Console {
-    /// Takes Ctrl-C as the wish for a partial result; a second one ends the process.
+    /// Takes Ctrl-C, termination and hang-up as the wish for a partial result; a second one ends
+    /// the process, and what the parent ignores stays ignored.
     #[must_use]
     pub fn new(format: Format) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&stop);
-        let handler = ctrlc::set_handler(move || {
-            if flag.swap(true, Ordering::SeqCst) {
-                std::process::exit(i32::from(Exit::Interrupted.code()));
-            }
-        });
+        let watched = signals::watch(&stop);
         let console = Self { format, stop };
-        if let Err(error) = handler {
+        if let Err(error) = watched {
             console.remark(&format!(
                 "Ctrl-C will end the run without a result ({error})"
             ));
@@ -81,7 +79,7 @@ impl Console {
 
     /// Set once the user wants the command to end.
     #[must_use]
-    pub fn stop(&self) -> &AtomicBool {
+    pub fn stop(&self) -> &Arc<AtomicBool> {
         &self.stop
     }
 
@@ -93,8 +91,7 @@ impl Console {
 
     /// Says something that is not part of the result.
     pub fn remark(&self, message: &str) {
-        // A closed standard error must not end the work.
-        let _ = writeln!(io::stderr(), "ds4: {message}");
+        remark(message);
     }
 
     /// A progress bar over `length` steps; invisible unless standard error is a terminal.
@@ -115,7 +112,7 @@ impl Console {
     #[must_use]
     pub fn outcome(&self, exit: Exit, command: &str, text: String, value: Value) -> Outcome {
         let text = match self.format {
-            Format::Text | Format::Junit => text,
+            Format::Text | Format::Junit => printable_lines(&text).into_owned(),
             Format::Json => object(command, exit, value),
         };
         Outcome { exit, text }
@@ -127,7 +124,13 @@ fn object(command: &str, exit: Exit, value: Value) -> String {
     if let (Some(whole), Value::Object(parts)) = (whole.as_object_mut(), value) {
         whole.extend(parts);
     }
-    format!("{whole:#}\n")
+    format!("{}\n", printable_json(&format!("{whole:#}")))
+}
+
+/// Says something on standard error.
+pub fn remark(message: &str) {
+    // A closed standard error must not end the work.
+    let _ = writeln!(io::stderr(), "ds4: {}", printable(message));
 }
 
 /// The JSON object of a command that could not do its work.
@@ -152,26 +155,44 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
+/// The most columns of a table or a wrapped sentence.
+pub const WIDTH: usize = 100;
+
+/// No column of a table is cut to less.
+const LEAST_CELL: usize = 12;
+
 /// A table with left-aligned first and right-aligned other columns.
+///
+/// Cells of the widest columns are cut, with an ellipsis, so that rows keep to [`WIDTH`].
 #[must_use]
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            row.iter()
+                .map(|cell| printable(cell).into_owned())
+                .collect()
+        })
+        .collect();
     let width = |column: usize| {
         rows.iter()
             .filter_map(|row| row.get(column))
             .map(|cell| cell.chars().count())
             .max()
     };
-    let widths: Vec<usize> = (0..columns)
+    let mut widths: Vec<usize> = (0..columns)
         .map(|column| width(column).unwrap_or(0))
         .collect();
+    narrow(&mut widths);
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let gap = if column == 0 { "" } else { "  " };
-            // Writing to a string cannot fail.
+            let cell = cut(cell, *width);
             let pad = " ".repeat(width - cell.chars().count());
+            // Writing to a string cannot fail.
             let _ = if column == 0 {
                 write!(line, "{gap}{cell}{pad}")
             } else {
@@ -182,6 +203,77 @@ pub fn table(rows: &[Vec<String>]) -> String {
         text.push('\n');
     }
     text
+}
+
+fn narrow(widths: &mut [usize]) {
+    loop {
+        let whole = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        let excess = whole.saturating_sub(WIDTH);
+        match widths.iter_mut().max() {
+            Some(widest) if excess > 0 && *widest > LEAST_CELL => {
+                *widest = widest.saturating_sub(excess).max(LEAST_CELL);
+            }
+            _ => return,
+        }
+    }
+}
+
+fn cut(cell: &str, width: usize) -> String {
+    if cell.chars().count() <= width {
+        return cell.to_owned();
+    }
+    cell.chars().take(width - 1).chain(['…']).collect()
+}
+
+/// As [`table`], with the columns that do not fit beside the first one in further tables below.
+#[must_use]
+pub fn table_in_parts(rows: &[Vec<String>]) -> String {
+    let cells = rows.iter().flat_map(|row| row.iter().skip(1));
+    let widest = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let heads = rows.iter().filter_map(|row| row.first());
+    let head = heads.map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let columns = rows
+        .iter()
+        .map(Vec::len)
+        .max()
+        .unwrap_or(0)
+        .saturating_sub(1);
+    let at_once = (WIDTH.saturating_sub(head) / (widest + 2)).max(1);
+    let parts = (0..columns.max(1)).step_by(at_once).map(|from| {
+        let part = |row: &Vec<String>| {
+            let cells = row.iter().skip(1 + from).take(at_once);
+            row.iter().take(1).chain(cells).cloned().collect()
+        };
+        table(&rows.iter().map(part).collect::<Vec<_>>())
+    });
+    parts.collect::<Vec<_>>().join("\n")
+}
+
+/// A sentence in lines of at most [`WIDTH`] columns; lines after the first begin with `indent`.
+#[must_use]
+pub fn wrapped(sentence: &str, indent: &str) -> String {
+    let mut text = String::new();
+    let mut column = 0;
+    for (place, word) in sentence.split(' ').enumerate() {
+        let length = word.chars().count();
+        if place > 0 && column + 1 + length > WIDTH {
+            text.push('\n');
+            text.push_str(indent);
+            column = indent.chars().count();
+        } else if place > 0 {
+            text.push(' ');
+            column += 1;
+        }
+        text.push_str(word);
+        column += length;
+    }
+    text
+}
+
+/// A count with its noun: `1 layer`, `2 layers`.
+#[must_use]
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -199,6 +291,28 @@ mod tests {
             table(&rows),
             "device     used\ngpu0      1 GiB\ngpu10   512 MiB\n"
         );
+    }
+
+    #[test]
+    fn no_table_and_no_sentence_is_wider_than_it_may_be() {
+        let long = vec!["gpu0".to_owned(), "name ".repeat(30), "24 GiB".to_owned()];
+        let text = table(&[long]);
+        assert!(
+            text.contains('…') && text.trim_end().chars().count() == WIDTH,
+            "{text}"
+        );
+        let matrix: Vec<Vec<String>> = (0..32)
+            .map(|row| (0..33).map(|column| format!("gpu{row}{column}")).collect())
+            .collect();
+        let text = table_in_parts(&matrix);
+        assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+        assert!(text.contains("gpu032") && text.contains("gpu3132"));
+        let sentence = wrapped(&"word ".repeat(60), "  ");
+        assert!(
+            sentence.lines().all(|line| line.len() <= WIDTH),
+            "{sentence}"
+        );
+        assert_eq!(sentence.split_whitespace().count(), 60);
     }
 
     #[test]

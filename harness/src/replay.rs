@@ -24,6 +24,12 @@ pub struct ReplayOptions<'a> {
     pub trace_time_us: Option<&'a AtomicU64>,
 }
 
+impl ReplayOptions<'_> {
+    fn stopped(&self) -> bool {
+        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+}
+
 /// What a replay did.
 #[derive(Clone, Debug)]
 pub struct Replay {
@@ -37,8 +43,8 @@ pub struct Replay {
     pub first_refusal: Option<(usize, Refusal)>,
     /// The figures of every device at the end.
     pub devices: Vec<(DeviceId, PoolStats)>,
-    /// Where each device's pool begins and how far blocks reached into it, in bytes.
-    pub extents: Vec<(u64, u64)>,
+    /// How far blocks reached into each device's pool, in bytes.
+    pub reaches: Vec<u64>,
     /// A hash of where every block went, what was refused, and the live blocks at the end.
     pub state_hash: u64,
     /// The replay was ended early.
@@ -91,13 +97,10 @@ pub fn replay(
     options: &ReplayOptions<'_>,
     mut after: impl FnMut(),
 ) -> Result<Replay, ReplayError> {
-    prepare(allocator, trace, options.placement)?;
     let mut run = Run::new(allocator, trace);
+    prepare(allocator, trace, options)?;
     for (position, event) in trace.events.iter().enumerate() {
-        if options
-            .stop
-            .is_some_and(|stop| stop.load(Ordering::Relaxed))
-        {
+        if options.stopped() {
             run.replay.incomplete = true;
             break;
         }
@@ -133,12 +136,13 @@ fn mask_of(device: u32) -> DeviceMask {
     DeviceMask(1_u32.checked_shl(device).unwrap_or(0))
 }
 
-/// Checks the devices and makes the streams that the trace uses.
+/// Checks the devices and makes the streams that the trace uses, or some of them if stopped.
 fn prepare(
     allocator: &Allocator,
     trace: &Trace,
-    placement: Option<DeviceMask>,
+    options: &ReplayOptions<'_>,
 ) -> Result<(), ReplayError> {
+    let placement = options.placement;
     let selected = allocator.device_count();
     if placement.is_none() && trace.devices as usize > selected {
         return Err(ReplayError::NoSuchDevice {
@@ -162,6 +166,9 @@ fn prepare(
             .map(|(_, most)| *most)
             .max();
         for _ in 0..most.unwrap_or(0) {
+            if options.stopped() {
+                return Ok(());
+            }
             match allocator.create_stream(id) {
                 // Excluded devices have no streams and get no requests.
                 Ok(_) | Err(BackendError::Unsupported { .. }) => {}
@@ -189,7 +196,7 @@ impl<'a> Run<'a> {
             refusals_by_reason: BTreeMap::new(),
             first_refusal: None,
             devices: Vec::new(),
-            extents: vec![(0, 0); allocator.device_count()],
+            reaches: vec![0; allocator.device_count()],
             state_hash: 0,
             incomplete: false,
         };
@@ -208,9 +215,7 @@ impl<'a> Run<'a> {
             Ok(allocation) => {
                 let device = allocation.device.index() as u64;
                 self.history.word(device).word(allocation.offset_bytes);
-                let extent = self.replay.extents.get_mut(allocation.device.index());
-                if let Some((base, reach)) = extent {
-                    *base = allocation.address.0 - allocation.offset_bytes;
+                if let Some(reach) = self.replay.reaches.get_mut(allocation.device.index()) {
                     *reach = (*reach).max(allocation.offset_bytes + allocation.reserved_bytes);
                 }
                 if let Some(slot) = usize::try_from(id)

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use ds4_engine::backend::Backend;
 use ds4_engine::backend::driver::{Driver, DriverBackend, OpenError, Vendor};
+use ds4_engine::bytes::MIB;
 use ds4_engine::device::Ordinal;
-use ds4_sim::{InputError, SimBackend, SimConfig};
+use ds4_sim::{DeviceView, InputError, Instrumented, Instruments, SimBackend, SimConfig};
 
 /// A backend by the name that users give it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +80,17 @@ impl From<OpenError> for TargetError {
 pub struct Target {
     kind: BackendKind,
     backend: Arc<dyn Backend>,
-    sim: Option<Arc<SimBackend>>,
+    instruments: Option<Arc<dyn Instruments>>,
     real: Option<Arc<DriverBackend>>,
+    source: Source,
+}
+
+/// Where the same machine in its first state comes from.
+#[derive(Clone, Debug)]
+enum Source {
+    Sim(Arc<SimBackend>),
+    /// Devices that last longer than a run, and what is shown of them.
+    Lasting(Arc<dyn Backend>, Vec<DeviceView>),
 }
 
 impl Target {
@@ -93,8 +103,9 @@ impl Target {
         Ok(Self {
             kind: BackendKind::Sim,
             backend: sim.clone(),
-            sim: Some(sim),
+            instruments: Some(sim.clone()),
             real: None,
+            source: Source::Sim(sim),
         })
     }
 
@@ -113,11 +124,23 @@ impl Target {
             Vendor::Hip => BackendKind::Hip,
         };
         Ok(Self {
-            kind,
-            backend: backend.clone(),
-            sim: None,
-            real: Some(backend),
+            real: Some(backend.clone()),
+            ..Self::lasting(kind, backend)
         })
+    }
+
+    /// Devices that are open already and last longer than a run; no instruments are in their way
+    /// until [`Target::instrumented`] asks for some.
+    #[must_use]
+    pub fn lasting(kind: BackendKind, backend: Arc<dyn Backend>) -> Self {
+        let views = vec![DeviceView::WHOLE; backend.devices().len()];
+        Self {
+            kind,
+            backend: Arc::clone(&backend),
+            instruments: None,
+            real: None,
+            source: Source::Lasting(backend, views),
+        }
     }
 
     /// Which backend it is.
@@ -135,7 +158,16 @@ impl Target {
     /// The simulator behind it, if it is simulated.
     #[must_use]
     pub fn sim(&self) -> Option<&Arc<SimBackend>> {
-        self.sim.as_ref()
+        match &self.source {
+            Source::Sim(sim) => Some(sim),
+            Source::Lasting(..) => None,
+        }
+    }
+
+    /// What counts its calls, makes them fail and watches what is held, if it was opened with it.
+    #[must_use]
+    pub fn instruments(&self) -> Option<&Arc<dyn Instruments>> {
+        self.instruments.as_ref()
     }
 
     /// The driver behind it, if its devices are real.
@@ -149,9 +181,61 @@ impl Target {
     /// # Errors
     /// As for opening it.
     pub fn fresh(&self) -> Result<Self, TargetError> {
-        match &self.sim {
-            Some(sim) => Self::simulated(sim.config().clone()),
-            None => Ok(self.clone()),
+        match &self.source {
+            Source::Sim(sim) => Self::simulated(sim.config().clone()),
+            Source::Lasting(..) => Ok(self.clone()),
+        }
+    }
+
+    /// As [`Target::fresh`], with instruments of its own.
+    ///
+    /// # Errors
+    /// As for opening it.
+    pub fn instrumented(&self) -> Result<Self, TargetError> {
+        match &self.source {
+            Source::Sim(_) => self.fresh(),
+            Source::Lasting(inner, views) => Ok(self.showing(inner, views.clone())),
+        }
+    }
+
+    /// As [`Target::instrumented`], with pages on all devices or on none; devices that cannot map
+    /// pages stay without.
+    ///
+    /// # Errors
+    /// As for opening it.
+    pub fn with_paging(&self, pages: bool) -> Result<Self, TargetError> {
+        match &self.source {
+            Source::Sim(sim) => {
+                let mut config = sim.config().clone();
+                for device in &mut config.devices {
+                    device.page_bytes = pages.then_some(2 * MIB);
+                }
+                Self::simulated(config)
+            }
+            Source::Lasting(inner, views) => {
+                let shown = |view: &DeviceView| DeviceView { pages, ..*view };
+                Ok(self.showing(inner, views.iter().map(shown).collect()))
+            }
+        }
+    }
+
+    /// The first devices of a machine that lasts, with instruments, one for each view.
+    #[must_use]
+    pub fn with_views(&self, views: Vec<DeviceView>) -> Option<Self> {
+        match &self.source {
+            Source::Sim(_) => None,
+            Source::Lasting(inner, _) => Some(self.showing(inner, views)),
+        }
+    }
+
+    fn showing(&self, inner: &Arc<dyn Backend>, views: Vec<DeviceView>) -> Self {
+        let wrapped = Arc::new(Instrumented::with_views(Arc::clone(inner), views.clone()));
+        Self {
+            kind: self.kind,
+            backend: wrapped.clone(),
+            instruments: Some(wrapped),
+            real: self.real.clone(),
+            source: Source::Lasting(Arc::clone(inner), views),
         }
     }
 

@@ -61,6 +61,7 @@ fn help_of_every_command_is_as_reviewed() {
     for command in [
         "devices",
         "check",
+        "validate",
         "replay",
         "fit",
         "plan",

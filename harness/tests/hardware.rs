@@ -1,20 +1,291 @@
-//! The conformance suites on real devices: only under `--profile hardware`, where absence is an
-//! error.
+//! What must hold on real devices: only under `--profile hardware`, where absence is an error.
+//!
+//! `DS4_BACKEND` names the backend, `cuda` or `hip`. Tests of one device take the one of their
+//! test-group slot. Paths are looked up when a test runs, so that the tests also run from an
+//! archive on a machine without Rust.
 
-use std::process::Command;
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-#[test]
-fn the_suites_hold_on_the_devices_that_ds4_backend_names() {
-    let backend = std::env::var("DS4_BACKEND").unwrap_or_default();
-    let real = ["cuda", "hip"].contains(&backend.to_ascii_lowercase().as_str());
-    assert!(real, "set DS4_BACKEND to cuda or hip; it is '{backend}'");
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use ds4_engine::alloc::{AllocError, Allocator, AllocatorConfig, Request};
+use ds4_engine::backend::Backend;
+use ds4_engine::backend::driver::{Driver, DriverBackend, Vendor};
+use ds4_engine::bytes::{GIB, MIB};
+use ds4_engine::device::{DeviceId, Ordinal};
+use serde_json::Value;
+
+/// Traces of which a gigabyte or more is live at the peak.
+const TRACES: [&str; 2] = ["resnet_var.jsonl.gz", "two_gpu_pipeline.jsonl.gz"];
+
+fn vendor() -> Vendor {
+    match std::env::var("DS4_BACKEND").unwrap_or_default().as_str() {
+        "cuda" => Vendor::Cuda,
+        "hip" => Vendor::Hip,
+        other => panic!("set DS4_BACKEND to cuda or hip; it is '{other}'"),
+    }
+}
+
+fn driver() -> Driver {
+    Driver::load(vendor()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The device of this test's slot.
+fn own_ordinal() -> u32 {
+    let slot = std::env::var("NEXTEST_TEST_GROUP_SLOT").unwrap_or_default();
+    slot.parse::<u32>().unwrap_or(0) % driver().count()
+}
+
+fn open(ordinals: &[u32], force_bounce: bool) -> Arc<DriverBackend> {
+    let ordinals: Vec<Ordinal> = ordinals.iter().copied().map(Ordinal).collect();
+    let opened = DriverBackend::open(&driver(), &ordinals, force_bounce);
+    Arc::new(opened.unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn gpu(index: usize) -> DeviceId {
+    DeviceId::new(index).unwrap()
+}
+
+fn ds4(arguments: &[&str]) -> Output {
     let path = std::env::var("NEXTEST_BIN_EXE_ds4");
     let path = path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned());
-    let output = Command::new(path).arg("check").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    Command::new(path).args(arguments).output().unwrap()
+}
+
+/// The result of a command that must succeed, with its origin checked.
+fn result(arguments: &[&str]) -> Value {
+    let output = ds4(&[arguments, &["--format", "json"]].concat());
     assert!(
         output.status.success(),
-        "{}\n{said}",
+        "{arguments:?}\n{}\n{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn trace(name: &str) -> String {
+    let manifest = std::env::var("CARGO_MANIFEST_DIR");
+    let manifest = manifest.unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
+    let path: PathBuf = Path::new(&manifest).join("../golden/traces").join(name);
+    path.display().to_string()
+}
+
+fn number(value: &Value, pointer: &str) -> u64 {
+    let found = value.pointer(pointer).and_then(Value::as_u64);
+    found.unwrap_or_else(|| panic!("no number {pointer} in {value}"))
+}
+
+#[test]
+fn the_suites_hold_on_all_devices_together() {
+    vendor();
+    let run = result(&["check"]);
+    assert!(number(&run, "/totals/pass") >= 20, "{run}");
+}
+
+#[test]
+fn the_suites_hold_on_one_device_alone() {
+    let ordinal = own_ordinal().to_string();
+    let run = result(&["check", "--gpu-devices", &ordinal]);
+    assert!(number(&run, "/totals/pass") >= 15, "{run}");
+}
+
+#[test]
+fn the_suites_hold_when_copies_must_go_through_the_host() {
+    vendor();
+    let path = std::env::var("NEXTEST_BIN_EXE_ds4");
+    let path = path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned());
+    let output = Command::new(path)
+        .args(["check", "--suite", "placement,recovery"])
+        .env("DS4_FORCE_BOUNCE", "1")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
         String::from_utf8_lossy(&output.stdout)
+    );
+}
+
+#[test]
+fn blocks_lie_where_the_simulator_puts_them() {
+    let count = driver().count().min(2);
+    for name in TRACES {
+        if count == 1 && name.starts_with("two_gpu") {
+            continue;
+        }
+        let (devices, vram) = if count == 2 {
+            ("0,1", "40,40")
+        } else {
+            ("0", "40")
+        };
+        let file = trace(name);
+        let common = [
+            "replay",
+            &file,
+            "--gpu-devices",
+            devices,
+            "--gpu-vram",
+            vram,
+        ];
+        let real = result(&common);
+        let simulated = result(&[&common[..], &["--backend", "sim"]].concat());
+        assert_eq!(
+            real.get("state_hash"),
+            simulated.get("state_hash"),
+            "{name}"
+        );
+        assert_ne!(real.get("origin"), simulated.get("origin"));
+    }
+}
+
+#[test]
+fn real_traces_reserve_at_most_two_percent_more_than_is_live() {
+    let count = driver().count();
+    for name in TRACES {
+        if count == 1 && name.starts_with("two_gpu") {
+            continue;
+        }
+        let run = result(&["replay", &trace(name)]);
+        let devices = run.get("devices").and_then(Value::as_array).unwrap();
+        let mut judged = 0;
+        for device in devices {
+            let live = number(device, "/peak_live_bytes");
+            let reserved = number(device, "/peak_reserved_bytes");
+            if live >= 512 * MIB {
+                judged += 1;
+                assert!(reserved * 100 <= live * 102, "{name}: {device}");
+            }
+        }
+        assert!(judged > 0, "{name}: nothing was large enough to be judged");
+    }
+}
+
+#[test]
+fn the_allocator_calls_no_driver_once_its_memory_is_there() {
+    let ordinal = own_ordinal().to_string();
+    // The bench counts the driver's calls and fails if there is one.
+    let run = result(&[
+        "bench",
+        "alloc",
+        "--quick",
+        "--runs",
+        "3",
+        "--gpu-devices",
+        &ordinal,
+    ]);
+    let rows = run.get("rows").and_then(Value::as_array).unwrap();
+    assert!(rows.len() >= 8, "{run}");
+}
+
+#[test]
+fn memory_of_a_neighbour_is_a_refusal_and_serves_once_it_is_back() {
+    // The neighbour is this very test, started again with the device that it is to fill.
+    if let Ok(ordinal) = std::env::var("DS4_TEST_NEIGHBOUR_OF") {
+        return hold_all_of(ordinal.parse().unwrap());
+    }
+    let ordinal = own_ordinal();
+    let backend = open(&[ordinal], false);
+    let allocator = Allocator::new(backend.clone(), AllocatorConfig::default())
+        .unwrap_or_else(|e| panic!("{e}"));
+    let kept = allocator.allocate(&Request::new(64 * MIB)).unwrap();
+    let mut neighbour = Neighbour::start(ordinal);
+    let large = Request::new(16 * GIB);
+    let Err(AllocError::Refused(refusal)) = allocator.allocate(&large) else {
+        panic!("16 GiB were granted on a full device");
+    };
+    assert!(refusal.to_string().contains("no memory"), "{refusal}");
+    // Nothing is lost: what is reserved already still serves, and later everything does.
+    allocator.free(kept.handle).unwrap();
+    let again = allocator.allocate(&Request::new(64 * MIB)).unwrap();
+    neighbour.stop();
+    let granted = allocator
+        .allocate(&large)
+        .unwrap_or_else(|error| panic!("{error}"));
+    allocator.free(granted.handle).unwrap();
+    allocator.free(again.handle).unwrap();
+    assert_eq!(allocator.close().unwrap(), 0);
+}
+
+/// Another process that holds all but a little of a device.
+struct Neighbour {
+    child: std::process::Child,
+    /// Kept open: what the child still prints must not fail there.
+    _said: BufReader<std::process::ChildStdout>,
+}
+
+impl Neighbour {
+    fn start(ordinal: u32) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "memory_of_a_neighbour_is_a_refusal_and_serves_once_it_is_back",
+                "--exact",
+                "--nocapture",
+            ])
+            .env("DS4_TEST_NEIGHBOUR_OF", ordinal.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let ready = said.by_ref().lines().map_while(Result::ok);
+        assert!(
+            { ready }.any(|line| line.contains("holding")),
+            "the neighbour did not get the memory"
+        );
+        Self { child, _said: said }
+    }
+
+    fn stop(&mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// Fills a device until standard input ends.
+fn hold_all_of(ordinal: u32) {
+    let backend = open(&[ordinal], false);
+    let mut held = Vec::new();
+    for bytes in [8 * GIB, GIB, 64 * MIB] {
+        while let Ok(address) = backend.allocate(gpu(0), bytes) {
+            held.push(address);
+        }
+    }
+    let mut out = std::io::stdout();
+    writeln!(out, "holding {} blocks", held.len()).unwrap();
+    out.flush().unwrap();
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    held.into_iter()
+        .for_each(|address| backend.free(gpu(0), address).unwrap());
+}
+
+#[test]
+fn memory_that_is_not_the_allocators_is_refused_and_kept() {
+    let backend = open(&[own_ordinal()], false);
+    let foreign = backend.allocate(gpu(0), 2 * MIB).unwrap();
+    let config = AllocatorConfig {
+        free_by_address: true,
+        ..AllocatorConfig::default()
+    };
+    let allocator = Allocator::new(backend.clone(), config).unwrap_or_else(|e| panic!("{e}"));
+    let before = allocator.state_hash();
+    assert!(allocator.free_address(foreign).is_err());
+    assert_eq!(allocator.state_hash(), before);
+    backend.free(gpu(0), foreign).unwrap();
+}
+
+#[test]
+fn a_device_that_does_not_exist_is_named_with_how_many_there_are() {
+    let count = driver().count();
+    let output = ds4(&["devices", "--gpu-devices", "31"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("31") && said.contains(&count.to_string()),
+        "{said}"
     );
 }

@@ -4,8 +4,10 @@
 mod common;
 
 use common::*;
-use ds4_harness::suite::replay;
+use std::sync::atomic::AtomicBool;
+
 use ds4_harness::suite::script::{Op, Script, ScriptDevice, ScriptFault};
+use ds4_harness::suite::{Replayed, replay};
 use proptest::prelude::*;
 
 fn op() -> impl Strategy<Value = Op> {
@@ -88,12 +90,16 @@ fn script() -> impl Strategy<Value = Script> {
         })
 }
 
+fn run(script: &Script) -> Replayed {
+    replay(script, &AtomicBool::new(false))
+}
+
 proptest! {
     #![proptest_config(config("state_machine", 1_500))]
 
     #[test]
     fn no_history_breaks_the_contract(script in script()) {
-        if let Err(why) = replay(&script) {
+        if let Replayed::Broken(why) | Replayed::Failed(why) = run(&script) {
             return Err(TestCaseError::fail(format!("{why}\nreplay with: ds4 check --replay FILE, where FILE holds\n{}", script.to_json())));
         }
     }
@@ -112,6 +118,6 @@ fn every_kept_regression_holds() {
     for path in files {
         let name = path.display().to_string();
         let script = Script::from_json(&std::fs::read(&path).unwrap(), &name).unwrap();
-        replay(&script).unwrap_or_else(|why| panic!("{name}: {why}"));
+        assert_eq!(run(&script), Replayed::Holds, "{name}");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use ds4_harness::suite::{CheckOptions, CheckRun, Verdict, junit, run};
+use ds4_harness::suite::{CheckOptions, CheckResult, CheckRun, Verdict, junit, run};
 use ds4_harness::target::Target;
 use ds4_sim::Topology;
 
@@ -38,6 +38,35 @@ fn assert_passes(run: &CheckRun) {
         .collect();
     assert!(bad.is_empty(), "{}", bad.join("\n\n"));
     assert!(run.totals.pass > 0);
+}
+
+#[test]
+fn a_check_that_a_machine_has_no_room_for_is_skipped_with_the_reason() {
+    let device = |capacity: &str| format!("[[device]]\nname = 'd'\ncapacity = '{capacity}'\n");
+    let machines = [
+        format!("{}granularity = '256'\n", device("256")),
+        format!("{}granularity = '8GiB'\n", device("24GiB")).repeat(2),
+        format!("{}page = '1GiB'\n", device("24GiB")),
+        format!("{}page = '4KiB'\ngranularity = '256'\n", device("1GiB")),
+        format!("{}page = '2MiB'\n", device("48MiB")).repeat(2),
+        format!(
+            "{}page = '2MiB'\nother_processes = '1GiB'\n",
+            device("1GiB")
+        ),
+    ];
+    for devices in machines {
+        let text = format!("machine = 'odd'\n{devices}");
+        let config = Topology::from_toml(&text, "odd.toml").unwrap().config;
+        let options = CheckOptions {
+            cases: 4,
+            ..CheckOptions::default()
+        };
+        let target = Target::simulated(config).unwrap();
+        let run = run(&target, &options, &AtomicBool::new(false), &mut |_| ());
+        assert_passes(&run);
+        let told = |check: &CheckResult| check.verdict != Verdict::Skip || !check.detail.is_empty();
+        assert!(run.checks.iter().all(told), "{devices}");
+    }
 }
 
 #[test]

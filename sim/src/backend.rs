@@ -18,7 +18,7 @@ pub(crate) const BROKEN_BYTES: u64 = 4096;
 
 impl SimBackend {
     /// The frame of a call about one device.
-    fn on<T>(
+    pub(crate) fn on<T>(
         &self,
         device: DeviceId,
         call: Call,
@@ -36,6 +36,22 @@ impl SimBackend {
     fn forget(&self, state: &mut DeviceState, start: u64, end: u64, call: Call) {
         let race = state.accesses.forget(state.id, (start, end), call.name());
         race.into_iter().for_each(|race| self.ledger.on_race(race));
+    }
+
+    /// Refuses readers that have no path to `device`.
+    pub(crate) fn check_reachable(
+        &self,
+        device: DeviceId,
+        readers: DeviceMask,
+    ) -> Result<(), Refused> {
+        let unreachable = readers
+            .without(DeviceMask::only(device))
+            .iter()
+            .any(|reader| self.peer_link(reader, device).is_none());
+        if unreachable {
+            return Err(Refused::Unsupported);
+        }
+        Ok(())
     }
 
     pub(crate) fn peer_link(&self, from: DeviceId, to: DeviceId) -> Option<Link> {
@@ -85,26 +101,7 @@ impl SimBackend {
         state.write(address, &data);
     }
 
-    /// Enqueues a copy with the host on the default stream and waits for it.
-    fn host_copy(
-        &self,
-        state: &mut DeviceState,
-        call: Call,
-        (address, bytes): (u64, u64),
-        effects: Effects,
-    ) -> Result<(), Refused> {
-        let duration_ns = cost::host_copy_ns(bytes).saturating_add(effects.delay_ns);
-        let range = [(address, bytes, call == Call::Write)];
-        let stream = StreamId::DEFAULT;
-        let done_ns = self.enqueue(state, stream, duration_ns, call.name(), &range)?;
-        self.clock.advance_to(done_ns);
-        if let Some(stream) = state.streams.get_mut(stream) {
-            stream.see_done();
-        }
-        Ok(())
-    }
-
-    fn event(state: &DeviceState, event: EventId) -> Result<&Event, Refused> {
+    pub(crate) fn event(state: &DeviceState, event: EventId) -> Result<&Event, Refused> {
         state.streams.event(event).ok_or_else(|| {
             Refused::Misuse(format!("invalid handle: there is no event {}", event.0))
         })
@@ -236,14 +233,9 @@ impl Backend for SimBackend {
         peers: DeviceMask,
     ) -> Result<(), BackendError> {
         self.on(device, Call::Map, 0, |state, _| {
-            let unreachable = peers
-                .without(DeviceMask::only(device))
-                .iter()
-                .any(|peer| self.peer_link(peer, device).is_none());
-            if unreachable {
-                return Err(Refused::Unsupported);
-            }
-            let bytes = state.map(address.0, page.0, peers)?;
+            self.check_reachable(device, peers)?;
+            let readers = peers.or(DeviceMask::only(device));
+            let bytes = state.map(address.0, page.0, readers)?;
             self.ledger.on_map(device, address.0, address.0 + bytes);
             Ok(())
         })
@@ -366,15 +358,7 @@ impl Backend for SimBackend {
         address: DeviceAddress,
         data: &[u8],
     ) -> Result<(), BackendError> {
-        let bytes = data.len() as u64;
-        self.on(device, Call::Write, bytes, |state, effects| {
-            self.host_copy(state, Call::Write, (address.0, bytes), effects)?;
-            state.write(address.0, data);
-            if let Some(draw) = effects.flip {
-                Self::flip(state, address.0, bytes, draw);
-            }
-            Ok(())
-        })
+        self.write_in(device, address, data, None)
     }
 
     fn read(
@@ -383,17 +367,7 @@ impl Backend for SimBackend {
         address: DeviceAddress,
         data: &mut [u8],
     ) -> Result<(), BackendError> {
-        let bytes = data.len() as u64;
-        self.on(device, Call::Read, bytes, |state, effects| {
-            self.host_copy(state, Call::Read, (address.0, bytes), effects)?;
-            state.read(address.0, data);
-            let offset = effects.flip.and_then(|draw| (draw >> 3).checked_rem(bytes));
-            let byte = offset.and_then(|offset| data.get_mut(usize::try_from(offset).ok()?));
-            if let (Some(byte), Some(draw)) = (byte, effects.flip) {
-                *byte ^= 1 << (draw & 7);
-            }
-            Ok(())
-        })
+        self.read_in(device, address, data, None)
     }
 
     fn fill(

@@ -13,11 +13,14 @@ pub const MAX_CAPACITY_BYTES: u64 = 4 << 40;
 /// The least granularity and page size, in bytes: addresses are multiples of it.
 pub const MIN_GRANULE_BYTES: u64 = 256;
 
+/// The longest name of a device or a machine, in characters: names stand in tables.
+pub const MAX_NAME_CHARS: usize = 128;
+
 /// The largest page, in bytes: drivers map pages of 4 KiB to 1 GiB.
 const MAX_PAGE_BYTES: u64 = 1 << 30;
 
 /// The most pages of one device: an allocator keeps a record of each.
-const MAX_PAGES: u64 = 1 << 24;
+pub const MAX_PAGES: u64 = 1 << 24;
 
 /// One simulated device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,14 +96,24 @@ impl SimDevice {
     }
 
     fn name_problem(&self) -> Option<Problem> {
-        (self.name.is_empty() || self.name.chars().any(char::is_control)).then(|| {
+        bad_name(&self.name).map(|problem| {
             Problem::new(
                 "name",
-                "the device's name is empty or has control characters".to_owned(),
-                "write a printable name such as \"Simulated H200\"",
+                format!("the device's name {problem}"),
+                "write a short printable name such as \"Simulated H200\"",
             )
         })
     }
+}
+
+/// What is wrong with the name of a device or a machine.
+pub(crate) fn bad_name(name: &str) -> Option<String> {
+    if name.is_empty() || name.chars().any(char::is_control) {
+        return Some("is empty or has control characters".to_owned());
+    }
+    let length = name.chars().count();
+    (length > MAX_NAME_CHARS)
+        .then(|| format!("has {length} characters; the most is {MAX_NAME_CHARS}"))
 }
 
 fn granule_problem(field: &'static str, bytes: u64, capacity_bytes: u64) -> Option<Problem> {
@@ -341,6 +354,18 @@ mod tests {
         assert!(device(1 << 40, 256).problem().is_some());
         assert!(device(24 << 30, 1 << 30).problem().is_none());
         assert!(device(1 << 20, 256).problem().is_none());
+    }
+
+    #[test]
+    fn a_name_that_no_table_holds_is_refused() {
+        let named = |length| SimDevice {
+            name: "x".repeat(length),
+            ..SimDevice::new(GIB)
+        };
+        assert!(named(MAX_NAME_CHARS).problem().is_none());
+        let problem = named(MAX_NAME_CHARS + 1).problem().unwrap();
+        assert_eq!(problem.field, "name");
+        assert!(problem.problem.contains("129 characters"));
     }
 
     #[test]

@@ -15,6 +15,9 @@ use crate::memory::SparseBytes;
 use crate::space::AddressSpace;
 use crate::stream::{Accesses, Streams};
 
+/// Drivers reserve ranges at multiples of this, however small their pages are.
+const RANGE_ALIGN_BYTES: u64 = 2 << 20;
+
 /// Why a device refuses; the backend adds device and call.
 #[derive(Debug)]
 pub(crate) enum Refused {
@@ -42,7 +45,8 @@ struct Page {
 #[derive(Debug)]
 struct Mapping {
     page: u64,
-    peers: DeviceMask,
+    /// The devices that may touch it, its own one included.
+    readers: DeviceMask,
 }
 
 /// Everything about one device that changes.
@@ -199,7 +203,7 @@ impl DeviceState {
         }
         let start = self
             .space
-            .take(bytes, page_bytes)
+            .take(bytes, page_bytes.max(RANGE_ALIGN_BYTES))
             .ok_or_else(no_addresses)?;
         self.ranges.insert(start, start + bytes, ());
         Ok(start)
@@ -220,7 +224,8 @@ impl DeviceState {
             return Err(Refused::Misuse(detail));
         }
         self.ranges.remove(base);
-        self.space.give(base, bytes, page_bytes);
+        let align = page_bytes.max(RANGE_ALIGN_BYTES);
+        self.space.give(base, bytes, align);
         Ok(())
     }
 
@@ -266,7 +271,7 @@ impl DeviceState {
         &mut self,
         address: u64,
         page: u64,
-        peers: DeviceMask,
+        readers: DeviceMask,
     ) -> Result<u64, Refused> {
         let page_bytes = self.page_bytes.ok_or(Refused::Unsupported)?;
         let misuse = |detail: String| Err(Refused::Misuse(format!("invalid value: {detail}")));
@@ -289,8 +294,17 @@ impl DeviceState {
             return misuse(format!("page {page} is mapped at {at:#x} already"));
         }
         entry.mapped_at = Some(address);
-        self.mappings.insert(address, Mapping { page, peers });
+        self.mappings.insert(address, Mapping { page, readers });
         Ok(page_bytes)
+    }
+
+    /// Sets who may touch the page that is mapped at `address`.
+    pub(crate) fn set_readers(&mut self, address: u64, readers: DeviceMask) -> Result<(), Refused> {
+        let mapping = self.mappings.get_mut(&address).ok_or_else(|| {
+            Refused::Misuse(format!("invalid value: no page is mapped at {address:#x}"))
+        })?;
+        mapping.readers = readers;
+        Ok(())
     }
 
     /// Returns the size of the page in bytes.
@@ -326,7 +340,7 @@ impl DeviceState {
         for (start, mapping) in &self.mappings {
             hash.word(*start)
                 .word(mapping.page)
-                .word(u64::from(mapping.peers.0));
+                .word(u64::from(mapping.readers.0));
         }
         hash.word(self.pages.len() as u64);
         for page in self.pages.keys() {

@@ -19,11 +19,11 @@ const CALL: Call = Call::Launch;
 
 /// Memory that a kernel touches, at most two ranges for each launch.
 #[derive(Clone, Copy, Debug)]
-struct Range {
-    address: u64,
-    bytes: u64,
-    align_bytes: u64,
-    writes: bool,
+pub(crate) struct Range {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) align_bytes: u64,
+    pub(crate) writes: bool,
 }
 
 /// A range that was checked, with the device that has it.
@@ -213,7 +213,7 @@ impl SimBackend {
 }
 
 /// What a launch touches, in the order of its addresses.
-fn ranges(launch: &Launch) -> Vec<Range> {
+pub(crate) fn ranges(launch: &Launch) -> Vec<Range> {
     let count = launch.elements();
     let elements = |address: u64, writes: bool| Range {
         address,

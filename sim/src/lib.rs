@@ -7,7 +7,7 @@
 //! that overruns and use after free are errors; peer access for each ordered pair, absent, direct
 //! or broken; kernels, by their CPU references; streams and events on a virtual clock, with the
 //! races between them; and faults as data ([`fault`]). [`Ledger`] checks from outside what came of
-//! it.
+//! it. [`Instrumented`] counts, faults and watches the calls of any other backend in the same way.
 //!
 //! **Not modelled**: the threads of a kernel, contention for bandwidth between streams, the
 //! driver's own memory, fragmentation of physical memory, and the network between hosts. Times come
@@ -57,13 +57,16 @@ mod device;
 pub mod fault;
 mod fault_json;
 mod finding;
+mod injector;
 mod input;
+mod instruments;
 mod intervals;
 mod launch;
 mod ledger;
 pub mod link;
 mod machine;
 mod memory;
+mod native;
 mod size;
 mod space;
 mod stream;
@@ -73,10 +76,13 @@ mod topology;
 
 pub use call::{Call, CallCounts};
 pub use clock::{Clock, VirtualClock};
-pub use config::{Link, MAX_CAPACITY_BYTES, MIN_GRANULE_BYTES, SimConfig, SimDevice};
+pub use config::{
+    Link, MAX_CAPACITY_BYTES, MAX_NAME_CHARS, MAX_PAGES, MIN_GRANULE_BYTES, SimConfig, SimDevice,
+};
 pub use fault::{Fault, FaultCount, FaultKind, FaultPlan};
 pub use finding::{Finding, LedgerBlock, StreamRace};
-pub use input::InputError;
+pub use input::{InputError, MAX_FILE_BYTES, read_file};
+pub use instruments::{DeviceView, Instrumented, Instruments};
 pub use ledger::Ledger;
 pub use machine::SimBackend;
 pub use memory::{OutOfBounds, POISON, SparseBytes};

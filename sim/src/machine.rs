@@ -1,6 +1,5 @@
 //! The simulated machine: what tests and workloads do with it beside the backend trait.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ds4_engine::backend::{BackendError, OomOrigin};
@@ -13,7 +12,9 @@ use crate::clock::{Clock, VirtualClock};
 use crate::config::SimConfig;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
-use crate::fault::{FaultCount, FaultKind, FaultPlan, FaultState, Firing};
+use crate::fault::{FaultCount, FaultPlan};
+pub(crate) use crate::injector::Effects;
+use crate::injector::{Injector, Victim, check_alive};
 use crate::input::InputError;
 use crate::ledger::Ledger;
 use crate::topology::Topology;
@@ -29,18 +30,7 @@ pub struct SimBackend {
     devices: Vec<Mutex<DeviceState>>,
     pub(crate) clock: VirtualClock,
     pub(crate) ledger: Ledger,
-    /// Lets calls skip the lock of the faults while there are none.
-    faults_active: AtomicBool,
-    faults: Mutex<FaultState>,
-}
-
-/// What faults do to a call that goes on.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Effects {
-    /// For the stream work of the call, in nanoseconds.
-    pub(crate) delay_ns: u64,
-    /// The draw that places a flipped bit.
-    pub(crate) flip: Option<u64>,
+    injector: Injector,
 }
 
 impl SimBackend {
@@ -61,8 +51,7 @@ impl SimBackend {
             devices,
             clock: VirtualClock::new(),
             ledger: Ledger::new(config.devices.len()),
-            faults_active: AtomicBool::new(false),
-            faults: Mutex::default(),
+            injector: Injector::default(),
             config,
         })
     }
@@ -115,24 +104,19 @@ impl SimBackend {
     /// # Errors
     /// An [`InputError`] when the plan names devices that the machine lacks.
     pub fn set_faults(&self, plan: FaultPlan) -> Result<(), InputError> {
-        plan.check_devices(self.devices.len())?;
-        let active = !plan.faults.is_empty();
-        *lock(&self.faults) = FaultState::new(plan);
-        self.faults_active.store(active, Ordering::Release);
-        Ok(())
+        self.injector.set(plan, self.devices.len())
     }
 
     /// Ends the fault plan and returns what became of it. Lost devices stay lost, and memory that
     /// was taken stays taken: see [`SimBackend::restore_memory`].
     pub fn clear_faults(&self) -> Vec<FaultCount> {
-        self.faults_active.store(false, Ordering::Release);
-        std::mem::take(&mut *lock(&self.faults)).report()
+        self.injector.clear()
     }
 
     /// What has become of each fault of the plan so far.
     #[must_use]
     pub fn fault_report(&self) -> Vec<FaultCount> {
-        lock(&self.faults).report()
+        self.injector.report()
     }
 
     /// Another process takes up to `bytes` of a device; returns how much it got.
@@ -209,7 +193,7 @@ impl SimBackend {
             .sum()
     }
 
-    /// The numbers of streams, the default one included, and of events that a device has.
+    /// How many streams, the default one included, and events a device has.
     #[must_use]
     pub fn streams_and_events(&self, device: DeviceId) -> (usize, usize) {
         self.devices.get(device.index()).map_or((0, 0), |state| {
@@ -217,6 +201,19 @@ impl SimBackend {
             let (streams, events) = state.streams.numbers();
             (streams.count(), events.count())
         })
+    }
+
+    /// The streams that were made on a device and not removed, by their numbers.
+    #[must_use]
+    pub fn streams(&self, device: DeviceId) -> Vec<StreamId> {
+        self.devices
+            .get(device.index())
+            .map_or_else(Vec::new, |state| {
+                let state = lock(state);
+                let (streams, _) = state.streams.numbers();
+                let made = streams.map(StreamId);
+                made.filter(|stream| *stream != StreamId::DEFAULT).collect()
+            })
     }
 
     fn work(
@@ -326,15 +323,17 @@ impl SimBackend {
         state.calls.count(call);
         self.clock.advance(cost::host_ns(call, bytes));
         self.check_alive(state, call)?;
-        if !self.faults_active.load(Ordering::Acquire) {
+        if !self.injector.is_active() {
             return Ok(Effects::default());
         }
         let bytes = bytes.max(state.implied_bytes(call));
-        let firings = lock(&self.faults).consult(state.id, call, bytes);
-        let mut effects = Effects::default();
-        for firing in firings {
-            self.meet(state, call, bytes, firing, &mut effects)?;
+        let met = self.injector.meet(state, call, bytes);
+        if state.lost.is_some() {
+            // What is lost does nothing more, so none of its work can race with later work.
+            state.streams.see_all_done();
+            self.ledger.on_lost(state.id);
         }
+        let effects = met?;
         if !matches!(
             call,
             Call::Write | Call::Read | Call::Fill | Call::CopyLocal | Call::CopyPeer | Call::Launch
@@ -345,69 +344,7 @@ impl SimBackend {
     }
 
     pub(crate) fn check_alive(&self, state: &DeviceState, call: Call) -> Result<(), BackendError> {
-        state.lost.as_ref().map_or(Ok(()), |detail| {
-            Err(BackendError::DeviceLost {
-                device: state.id,
-                call: call.driver_name(),
-                detail: detail.clone(),
-            })
-        })
-    }
-
-    fn meet(
-        &self,
-        state: &mut DeviceState,
-        call: Call,
-        bytes: u64,
-        Firing { entry, kind, draw }: Firing,
-        effects: &mut Effects,
-    ) -> Result<(), BackendError> {
-        let (device, driver_call) = (state.id, call.driver_name());
-        let oom = || BackendError::OutOfMemory {
-            device,
-            call: driver_call,
-            asked_bytes: bytes,
-            origin: OomOrigin::Injected { entry },
-        };
-        match kind {
-            FaultKind::Oom => return Err(oom()),
-            FaultKind::OomKeep => {
-                state.keep(bytes);
-                return Err(oom());
-            }
-            FaultKind::Fail => {
-                return Err(BackendError::Driver {
-                    device,
-                    call: driver_call,
-                    detail: format!("unknown error 999 (injected by fault {entry})"),
-                });
-            }
-            FaultKind::Sticky => {
-                let detail = format!(
-                    "the context is poisoned by an illegal address, error 700 (injected by fault {entry})"
-                );
-                state.lost = Some(detail);
-            }
-            FaultKind::Lost => {
-                let detail =
-                    format!("the GPU has fallen off the bus, error 46 (injected by fault {entry})");
-                state.lost = Some(detail);
-            }
-            FaultKind::BitFlip => effects.flip = Some(draw),
-            FaultKind::Delay { ns } => effects.delay_ns = effects.delay_ns.saturating_add(ns),
-            FaultKind::Take { bytes } => {
-                state.take(bytes);
-            }
-            FaultKind::Release { bytes } => {
-                state.give_back(bytes.unwrap_or(u64::MAX));
-            }
-        }
-        if state.lost.is_some() {
-            // What is lost does nothing more, so none of its work can race with later work.
-            state.streams.see_all_done();
-            self.ledger.on_lost(device);
-        }
-        self.check_alive(state, call)
+        check_alive(state.id, state.lost.as_deref(), call)
     }
 
     /// Turns a device's refusal into the error of a call, and tells the ledger of misuse.
@@ -444,6 +381,28 @@ impl SimBackend {
                 }
             }
         }
+    }
+}
+
+impl Victim for DeviceState {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn lose(&mut self, detail: String) {
+        self.lost = Some(detail);
+    }
+
+    fn take(&mut self, bytes: u64) -> u64 {
+        Self::take(self, bytes)
+    }
+
+    fn give_back(&mut self, bytes: u64) -> u64 {
+        Self::give_back(self, bytes)
+    }
+
+    fn keep(&mut self, bytes: u64) {
+        Self::keep(self, bytes);
     }
 }
 

@@ -4,13 +4,17 @@ use ds4_engine::device::DeviceId;
 
 use crate::intervals::IntervalSet;
 
-/// Each device has this many bytes of addresses, so that an address tells its device.
+/// Each device has 2 to this power bytes of addresses, so that an address tells its device.
 const SPACE_SHIFT: u32 = 44;
+
+/// The first device's addresses begin at this multiple of their size, 2^47, where those of user
+/// processes end: a device address is never the address of anything on the host.
+const FIRST_SPACE: usize = 8;
 
 /// The device to which an address belongs; the machine may have fewer.
 pub(crate) fn device_of(address: u64) -> Option<DeviceId> {
     let number = usize::try_from(address >> SPACE_SHIFT).ok()?;
-    DeviceId::new(number.checked_sub(1)?)
+    DeviceId::new(number.checked_sub(FIRST_SPACE)?)
 }
 
 /// Addresses of one device, handed out in ascending order.
@@ -28,7 +32,7 @@ pub(crate) struct AddressSpace {
 impl AddressSpace {
     /// The addresses of device `index`; `reuse` hands freed ones out again at once.
     pub(crate) fn new(index: usize, reuse: bool) -> Self {
-        let base = (index as u64 + 1) << SPACE_SHIFT;
+        let base = ((index + FIRST_SPACE) as u64) << SPACE_SHIFT;
         Self {
             next: base,
             end: base + (1 << SPACE_SHIFT),
@@ -78,11 +82,11 @@ mod tests {
         let a = first.take(4096, 4096).unwrap();
         let b = first.take(4096, 4096).unwrap();
         assert!(b > a + 4096);
-        assert_eq!(second.take(1, 256).unwrap(), 2 << 44);
+        assert_eq!(second.take(1, 256).unwrap(), 9 << 44);
         assert_eq!(device_of(a), DeviceId::new(0));
-        assert_eq!(device_of((3 << 44) - 1), DeviceId::new(1));
+        assert_eq!(device_of((10 << 44) - 1), DeviceId::new(1));
         assert_eq!(
-            (device_of(a % (1 << 44)), device_of(u64::MAX)),
+            (device_of((1 << 47) - 1), device_of(u64::MAX)),
             (None, None)
         );
         assert_eq!(first.take(1 << 44, 256), None);

@@ -42,7 +42,7 @@ use std::path::Path;
 use ds4_engine::device::{DeviceId, DeviceInfo, PeerAccess};
 
 use crate::config::{Link, SimConfig, SimDevice};
-use crate::input::InputError;
+use crate::input::{InputError, read_file};
 
 const SHIPPED: [(&str, &str); 5] = [
     ("1x24g", include_str!("../topologies/1x24g.toml")),
@@ -96,23 +96,23 @@ impl Topology {
                 ),
             ));
         }
-        match std::fs::read_to_string(name_or_path) {
-            Ok(text) => Self::from_toml(&text, name_or_path),
+        match read_file(Path::new(name_or_path), "the topology") {
+            Ok(bytes) => match std::str::from_utf8(&bytes) {
+                Ok(text) => Self::from_toml(text, name_or_path),
+                Err(error) => Err(InputError::new(
+                    name_or_path,
+                    "",
+                    format!("the topology cannot be read ({error})"),
+                    "check the path and that it is a text file",
+                )),
+            },
             // "2xh200.toml" means the shipped one, unless there is a file of that name.
-            Err(error) => name_or_path
-                .strip_suffix(".toml")
-                .and_then(shipped_text)
-                .map_or_else(
-                    || {
-                        Err(InputError::new(
-                            name_or_path,
-                            "",
-                            format!("the topology cannot be read ({error})"),
-                            "check the path and that it is a text file",
-                        ))
-                    },
-                    |text| Self::from_toml(text, name_or_path),
-                ),
+            Err(error) => match name_or_path.strip_suffix(".toml").and_then(shipped_text) {
+                Some(text) if !Path::new(name_or_path).exists() => {
+                    Self::from_toml(text, name_or_path)
+                }
+                _ => Err(error),
+            },
         }
     }
 

@@ -5,7 +5,17 @@ use std::path::Path;
 use super::entries;
 
 /// The crates' folders, in the order of the map.
-const CRATES: [&str; 6] = ["kernels", "engine", "sim", "harness", "benches", "ci"];
+const CRATES: [&str; 9] = [
+    "kernels",
+    "engine",
+    "engine/capi",
+    "sim",
+    "sim/driver",
+    "sim/embedded",
+    "harness",
+    "benches",
+    "ci",
+];
 
 /// Files that stand for their folder.
 const OPENERS: [&str; 3] = ["lib.rs", "main.rs", "mod.rs"];
@@ -48,19 +58,27 @@ fn code_map(readme: &str) -> Option<Vec<&str>> {
 
 /// The lines from the first that begins with `folder/` to the next that begins with another crate.
 fn part_of(map: &[&str], folder: &str) -> String {
-    let opens = |line: &str, folder: &str| {
-        let bare = line.trim_start_matches(|c: char| !c.is_alphanumeric());
-        bare.strip_prefix(folder)
+    let lines = map
+        .iter()
+        .skip_while(|line| opened_by(line) != Some(folder));
+    let lines: Vec<&str> = lines
+        .take_while(|line| opened_by(line).is_none_or(|crate_folder| crate_folder == folder))
+        .copied()
+        .collect();
+    lines.join("\n")
+}
+
+/// The crate whose part a line opens: of crates inside one another the inner one.
+fn opened_by(line: &str) -> Option<&'static str> {
+    let bare = line.trim_start_matches(|c: char| !c.is_alphanumeric());
+    let opens = |folder: &&str| {
+        bare.strip_prefix(*folder)
             .is_some_and(|rest| rest.starts_with('/'))
     };
-    let is_other = |line: &&&str| {
-        CRATES
-            .iter()
-            .any(|other| *other != folder && opens(line, other))
-    };
-    let lines = map.iter().skip_while(|line| !opens(line, folder));
-    let lines: Vec<&str> = lines.take_while(|line| !is_other(line)).copied().collect();
-    lines.join("\n")
+    CRATES
+        .into_iter()
+        .filter(opens)
+        .max_by_key(|folder| folder.len())
 }
 
 /// The modules directly below a folder and the folders below those, by name.

@@ -41,7 +41,7 @@ pub use open::{AllocatorConfig, DeviceBudget};
 use placement::{Load, OrphanPolicy, candidates, least_loaded};
 pub use pool::{BlockState, BlockView, Lifetime, PoolCounters};
 use pool::{MAX_UNITS, UNIT_BYTES};
-pub use report::{AllocatorReport, PoolStats};
+pub use report::{AllocatorReport, PoolRange, PoolStats};
 pub use request::{Allocation, Handle, MAX_ALIGN_BYTES, Request};
 
 /// One device's part.
@@ -337,6 +337,15 @@ impl Allocator {
         })
     }
 
+    /// Where a live block begins and the bytes that its owner asked for.
+    ///
+    /// # Errors
+    /// As [`Allocator::free`].
+    pub fn extent(&self, handle: Handle) -> Result<(DeviceAddress, u64), FreeError> {
+        let (_, arena) = self.owner(handle)?;
+        arena.extent(handle.block)
+    }
+
     /// Says that a live block is used on `stream` too: after its free it waits for that stream.
     ///
     /// # Errors
@@ -367,6 +376,14 @@ impl Allocator {
         let stream = self.backend.create_stream(device)?;
         arena.register_stream(stream);
         Ok(stream)
+    }
+
+    /// Lets requests name a stream that the backend has already, such as one that it took over
+    /// from somebody else; nothing happens for an excluded or unknown device.
+    pub fn register_stream(&self, device: DeviceId, stream: StreamId) {
+        if let Some((_, mut arena)) = self.lock(device) {
+            arena.register_stream(stream);
+        }
     }
 
     /// Waits for all work on a device and makes all freed memory reusable by every stream.

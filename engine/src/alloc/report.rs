@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::device::{DeviceId, DeviceMask};
+use crate::device::{DeviceAddress, DeviceId, DeviceMask};
 use crate::hash::StateHash;
 
 use super::pool::{BlockView, PoolCounters};
@@ -25,7 +25,6 @@ pub struct PoolStats {
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` ever was.
     pub peak_reserved_bytes: u64,
-    /// The largest request that would be granted without freeing anything, in bytes.
     /// The largest request that would be granted without freeing anything, in bytes.
     pub largest_free_bytes: u64,
     /// Live blocks.
@@ -63,6 +62,17 @@ impl PoolStats {
         self.reserved_bytes = bytes;
         self.peak_reserved_bytes = self.peak_reserved_bytes.max(bytes);
     }
+}
+
+/// A part of a device's pool that lies in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolRange {
+    /// Where it begins in the pool, in bytes.
+    pub offset_bytes: u64,
+    /// Where it begins on the device.
+    pub address: DeviceAddress,
+    /// Its length, in bytes; not all of it need be backed by memory.
+    pub bytes: u64,
 }
 
 /// The figures of the whole allocator.
@@ -133,6 +143,14 @@ impl Allocator {
         self.lock(device)
             .map(|(_, arena)| arena.pool().blocks().collect())
             .unwrap_or_default()
+    }
+
+    /// Where one device's pool lies, in the order of offsets: one range where the driver maps
+    /// pages, else one per slab; empty for an excluded device.
+    #[must_use]
+    pub fn ranges(&self, device: DeviceId) -> Vec<PoolRange> {
+        self.lock(device)
+            .map_or_else(Vec::new, |(_, arena)| arena.ranges())
     }
 
     /// A hash of all live blocks and their places, equal for equal histories on every backend.

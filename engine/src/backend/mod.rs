@@ -151,7 +151,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Gives back what [`Backend::allocate`] returned.
     fn free(&self, device: DeviceId, address: DeviceAddress) -> Result<(), BackendError>;
 
-    /// Reserves `bytes` of address space with nothing behind it.
+    /// Reserves `bytes` of address space, aligned to 2 MiB or more, with nothing behind it.
     fn reserve(&self, device: DeviceId, bytes: u64) -> Result<DeviceAddress, BackendError>;
 
     /// Gives back a whole range from [`Backend::reserve`], of which nothing is mapped any more.

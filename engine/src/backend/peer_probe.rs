@@ -17,7 +17,7 @@ const REPEATS: u64 = 4;
 /// What a destination holds before bytes arrive.
 const POISON: u8 = 0xA5;
 /// The words of [`Launch::CheckPattern`]'s result.
-const RESULT_BYTES: u64 = 16;
+const RESULT_BYTES: usize = 16;
 
 /// Sends bytes from `from` to `to` and back in every way, and compares them.
 ///
@@ -47,11 +47,11 @@ fn judge_up_to(
     let near = Scratch::take(
         backend,
         from,
-        largest_bytes + RESULT_BYTES,
+        largest_bytes + RESULT_BYTES as u64,
         DeviceMask::EMPTY,
     )?;
     let peers = DeviceMask::only(from);
-    let far = Scratch::take(backend, to, largest_bytes + RESULT_BYTES, peers)?;
+    let far = Scratch::take(backend, to, largest_bytes + RESULT_BYTES as u64, peers)?;
     let pair = Pair {
         backend,
         near: (from, near.address),
@@ -132,7 +132,7 @@ impl Pair<'_> {
         pattern: Pattern,
     ) -> Result<bool, BackendError> {
         let result = DeviceAddress(own.0 + self.result_offset);
-        let mut words = [0xFF; RESULT_BYTES as usize];
+        let mut words = [0xFF; RESULT_BYTES];
         words[8..].fill(0);
         self.backend.write(device, result, &words)?;
         let launch = Launch::CheckPattern {

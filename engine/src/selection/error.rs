@@ -195,7 +195,8 @@ impl SelectionError {
             }
             Self::TooLarge { flag, piece } => write!(
                 f,
-                "{flag}: '{}' is out of range; the most is 16384 GiB for one device",
+                "{flag}: '{}' is out of range; plain numbers are GiB and the most is 16384 for one \
+                 device; write MiB with M, such as 512M",
                 piece.escape_debug()
             ),
             Self::AutoInList => write!(

@@ -1,6 +1,7 @@
 //! The allocator on a real device, beside the driver's own ways of taking memory.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use ds4_engine::backend::Backend;
 use ds4_engine::backend::driver::DriverBackend;
@@ -10,7 +11,7 @@ use super::measure::Spec;
 use super::peers::{ByAddress, ByHandle, Contender, Peer, allocator_on, runner};
 use super::plan::Plan;
 use super::workload::{Workload, one_size, rmm_random};
-use super::{Options, Row, run};
+use super::{Measured, Options, Row, run};
 
 /// Allocations of a workload that the driver's direct calls can do in seconds.
 const DIRECT_ALLOCATIONS: usize = 2_000;
@@ -22,7 +23,8 @@ const ONE_SIZE_BYTES: u64 = 1 << 20;
 /// Measures the allocator on the first device of `backend`, beside direct allocation and the
 /// driver's stream-ordered pool.
 ///
-/// Times are the host's: nothing is done with the memory, and no stream is waited for.
+/// Times are the host's: nothing is done with the memory, and no stream is waited for. A set `stop`
+/// ends the measurement as in [`super::measure`].
 ///
 /// # Errors
 /// A sentence: an allocator cannot be opened, refused what it had to hold, or called the driver
@@ -30,8 +32,9 @@ const ONE_SIZE_BYTES: u64 = 1 << 20;
 pub fn measure_device(
     backend: &Arc<DriverBackend>,
     options: &Options,
+    stop: &AtomicBool,
     mut each: impl FnMut(&Row),
-) -> Result<Vec<Row>, String> {
+) -> Result<Measured, String> {
     let part = if options.quick { 10 } else { 1 };
     let direct = DIRECT_ALLOCATIONS / part;
     let pooled = POOL_ALLOCATIONS / part;
@@ -54,7 +57,7 @@ pub fn measure_device(
             pool_peer(backend),
         ),
     ];
-    let mut rows = Vec::new();
+    let mut measured = Measured::default();
     for (workload, peer) in plans {
         let wanted = options.filter.as_ref();
         if wanted.is_some_and(|part| !workload.name.contains(part)) {
@@ -67,14 +70,16 @@ pub fn measure_device(
                 subject: Spec::new(&subject, &workload),
                 peer: Some(Spec::new(&peer, &workload)),
             };
-            for row in run(&plan, options.rounds)? {
-                each(&row);
-                rows.push(row);
-            }
+            let Some(rows) = run(&plan, options.rounds, stop)? else {
+                measured.incomplete = true;
+                return Ok(measured);
+            };
+            rows.iter().for_each(&mut each);
+            measured.rows.extend(rows);
         }
         steady(backend, &workload)?;
     }
-    Ok(rows)
+    Ok(measured)
 }
 
 /// Shows that once its memory is there, the allocator makes no call of the driver.

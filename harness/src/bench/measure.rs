@@ -5,6 +5,7 @@
 //! rounds of one call, and a time is quoted as the least of the rounds.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::peers::{Contender, Runner};
 use super::workload::Workload;
@@ -180,11 +181,24 @@ pub struct Comparison {
 /// # Errors
 /// It cannot be opened, or refused what it had to hold.
 pub fn time(spec: &Spec, rounds: usize) -> Result<Times, String> {
+    let timed = time_until(spec, rounds, &AtomicBool::new(false))?;
+    timed.ok_or_else(|| "stopped".to_owned())
+}
+
+/// As [`time`]; `None` once `stop` is set.
+pub(super) fn time_until(
+    spec: &Spec,
+    rounds: usize,
+    stop: &AtomicBool,
+) -> Result<Option<Times>, String> {
     let mut lane = Lane::open(spec)?;
     for _ in 0..rounds.max(MIN_ROUNDS) {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         lane.round();
     }
-    lane.finish(&spec.contender.name)
+    lane.finish(&spec.contender.name).map(Some)
 }
 
 /// Times two allocators in turns: subject, peer, peer, subject.
@@ -192,17 +206,31 @@ pub fn time(spec: &Spec, rounds: usize) -> Result<Times, String> {
 /// # Errors
 /// One cannot be opened, or refused what it had to hold.
 pub fn compare(subject: &Spec, peer: &Spec, rounds: usize) -> Result<Comparison, String> {
+    let compared = compare_until(subject, peer, rounds, &AtomicBool::new(false))?;
+    compared.ok_or_else(|| "stopped".to_owned())
+}
+
+/// As [`compare`]; `None` once `stop` is set.
+pub(super) fn compare_until(
+    subject: &Spec,
+    peer: &Spec,
+    rounds: usize,
+    stop: &AtomicBool,
+) -> Result<Option<Comparison>, String> {
     let (mut a, mut b) = (Lane::open(subject)?, Lane::open(peer)?);
     let mut ratios = Vec::new();
     for _ in 0..rounds.max(MIN_ROUNDS) {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let (a1, b1, b2, a2) = (a.round(), b.round(), b.round(), a.round());
         ratios.push(a.mean_of_faster(&a1, &a2) / b.mean_of_faster(&b1, &b2));
     }
-    Ok(Comparison {
+    Ok(Some(Comparison {
         subject: a.finish(&subject.contender.name)?,
         peer: b.finish(&peer.contender.name)?,
         ratios,
-    })
+    }))
 }
 
 #[expect(

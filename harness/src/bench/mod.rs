@@ -19,6 +19,7 @@ pub mod workload;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
@@ -26,6 +27,7 @@ pub use capacity::least_capacity;
 pub use counts::{Counted, Counts, MASKS, count_all, counted_names, open_counted};
 pub use device::measure_device;
 pub use measure::{Comparison, MIN_ROUNDS, Spec, Times, compare, quantile, roomy, time};
+use measure::{compare_until, time_until};
 use peers::Contender;
 
 /// What to measure and how long.
@@ -81,29 +83,40 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:<34} {:<20} {:>9.1} {} (p50 {:.1}, p99 {:.1})",
+            "{:<28} {:<20} {:>9.1} {} (p50 {:.1}, p99 {:.1})",
             self.bench, self.subject, self.min, self.unit, self.p50, self.p99
         )?;
         if let (Some(peer), Some(ratio), Some((low, high))) =
             (&self.peer, self.ratio_to_peer, self.ratio_range)
         {
-            write!(f, "  {ratio:.3} of {peer} ({low:.3} to {high:.3})")?;
+            write!(f, "\n    {ratio:.3} of {peer} ({low:.3} to {high:.3})")?;
         }
         Ok(())
     }
 }
 
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// The rows, in the order in which they were measured.
+    pub rows: Vec<Row>,
+    /// The measurement was ended before all rows were there.
+    pub incomplete: bool,
+}
+
 /// Measures every bench of the allocator, with this crate's peers and `more` of them.
 ///
-/// `each` is told of every row when it is there.
+/// `each` is told of every row when it is there. A set `stop` ends the measurement before the
+/// next round; the rows until then are returned.
 ///
 /// # Errors
 /// A sentence: an allocator cannot be opened, or refused what it had to hold.
 pub fn measure(
     options: &Options,
     more: Vec<Contender>,
+    stop: &AtomicBool,
     mut each: impl FnMut(&Row),
-) -> Result<Vec<Row>, String> {
+) -> Result<Measured, String> {
     let peers: Vec<Arc<Contender>> = peers::peers()
         .into_iter()
         .chain(more)
@@ -115,31 +128,41 @@ pub fn measure(
             .as_ref()
             .is_none_or(|part| bench.contains(part))
     };
-    let mut rows = Vec::new();
-    for group in plan::groups(options) {
-        if !group.benches.iter().any(|bench| wanted(bench)) {
-            continue;
+    let mut measured = Measured::default();
+    let groups = plan::groups(options);
+    let asked_for = groups
+        .iter()
+        .filter(|group| group.benches.iter().any(|bench| wanted(bench)));
+    for group in asked_for {
+        if stop.load(Ordering::Relaxed) {
+            measured.incomplete = true;
+            return Ok(measured);
         }
         for plan in (group.plans)(&peers) {
-            if wanted(&plan.bench) {
-                for row in run(&plan, options.rounds)? {
-                    each(&row);
-                    rows.push(row);
-                }
+            if !wanted(&plan.bench) {
+                continue;
             }
+            let Some(rows) = run(&plan, options.rounds, stop)? else {
+                measured.incomplete = true;
+                return Ok(measured);
+            };
+            rows.iter().for_each(&mut each);
+            measured.rows.extend(rows);
         }
     }
-    Ok(rows)
+    Ok(measured)
 }
 
-/// The subject's row and, where the peer is another allocator, the peer's own.
-fn run(plan: &plan::Plan, rounds: usize) -> Result<Vec<Row>, String> {
+/// The subject's row and, where the peer is another allocator, the peer's own; `None` if stopped.
+fn run(plan: &plan::Plan, rounds: usize, stop: &AtomicBool) -> Result<Option<Vec<Row>>, String> {
     let bench = plan.bench.as_str();
     let Some(peer) = &plan.peer else {
-        let times = time(&plan.subject, rounds)?;
-        return Ok(vec![row(bench, &plan.subject, &times)]);
+        let times = time_until(&plan.subject, rounds, stop)?;
+        return Ok(times.map(|times| vec![row(bench, &plan.subject, &times)]));
     };
-    let both = compare(&plan.subject, peer, rounds)?;
+    let Some(both) = compare_until(&plan.subject, peer, rounds, stop)? else {
+        return Ok(None);
+    };
     let ratio = |permille| quantile(&both.ratios, permille);
     let subject = Row {
         peer: Some(peer.contender.name.clone()),
@@ -147,7 +170,7 @@ fn run(plan: &plan::Plan, rounds: usize) -> Result<Vec<Row>, String> {
         ratio_range: Some((ratio(0), ratio(1000))),
         ..row(bench, &plan.subject, &both.subject)
     };
-    Ok(vec![subject, row(bench, peer, &both.peer)])
+    Ok(Some(vec![subject, row(bench, peer, &both.peer)]))
 }
 
 fn row(bench: &str, spec: &Spec, times: &Times) -> Row {
@@ -169,6 +192,7 @@ fn row(bench: &str, spec: &Spec, times: &Times) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::WIDTH;
 
     #[test]
     fn a_filtered_measurement_has_rows_with_peers_ratios_and_counts() {
@@ -178,7 +202,9 @@ mod tests {
             quick: true,
         };
         let mut seen = 0;
-        let rows = measure(&options, Vec::new(), |_| seen += 1).unwrap();
+        let rows = measure(&options, Vec::new(), &AtomicBool::new(false), |_| seen += 1)
+            .unwrap()
+            .rows;
         assert_eq!(rows.len(), seen);
         let subject = rows.iter().find(|row| row.subject == "pool").unwrap();
         assert_eq!(subject.peer.as_deref(), Some("offset-allocator"));
@@ -191,13 +217,35 @@ mod tests {
     }
 
     #[test]
+    fn a_stopped_measurement_keeps_its_rows_and_says_that_it_is_incomplete() {
+        let options = Options {
+            rounds: 3,
+            filter: Some("mask".to_owned()),
+            quick: true,
+        };
+        let stop = AtomicBool::new(false);
+        let measured = measure(&options, Vec::new(), &stop, |_| {
+            stop.store(true, Ordering::Relaxed);
+        })
+        .unwrap();
+        assert!(measured.incomplete);
+        assert!((1..=2).contains(&measured.rows.len()));
+    }
+
+    #[test]
     fn every_quick_bench_runs() {
         let options = Options {
             rounds: 3,
             filter: Some("mask".to_owned()),
             quick: true,
         };
-        let rows = measure(&options, Vec::new(), |_| ()).unwrap();
+        let mut lines = Vec::new();
+        let rows = measure(&options, Vec::new(), &AtomicBool::new(false), |row| {
+            lines.extend(row.to_string().lines().map(str::to_owned));
+        })
+        .unwrap()
+        .rows;
+        assert!(lines.iter().all(|line| line.len() <= WIDTH), "{lines:?}");
         assert!(rows.iter().any(|row| row.bench.contains("orphaned")));
     }
 }

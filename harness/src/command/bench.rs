@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::bench::{Options, Row, measure, measure_device};
+use crate::bench::{Measured, Options, Row, measure, measure_device};
 use crate::cli::{BenchArgs, MachineArgs};
 use crate::exit::Exit;
 use crate::machine::{Flag, Machine, refuse_flags, roomy};
@@ -40,16 +40,17 @@ pub(super) fn alloc(
         bar.inc(1);
         text.push_str(&format!("{row}\n"));
     };
-    let rows = match real {
-        Some(backend) => measure_device(backend, &options, each),
-        None => measure(&options, Vec::new(), each),
+    let measured = match real {
+        Some(backend) => measure_device(backend, &options, console.stop(), each),
+        None => measure(&options, Vec::new(), console.stop(), each),
     };
-    let rows = rows.map_err(Failure::failed)?;
+    let measured = measured.map_err(Failure::failed)?;
     bar.finish_and_clear();
-    if real.is_some() {
+    let Measured { rows, incomplete } = measured;
+    if real.is_some() && !incomplete {
         text.push_str("\nno call of the driver once the memory was there (counted)\n");
     }
-    if rows.is_empty() {
+    if rows.is_empty() && !incomplete {
         return Err(Failure {
             exit: Exit::NothingDone,
             message: "no bench has that in its name; see ds4 bench alloc without --only".to_owned(),
@@ -59,8 +60,15 @@ pub(super) fn alloc(
         "backend": resolved.target.kind().name(),
         "origin": resolved.target.origin(),
         "rows": rows,
+        "incomplete": incomplete,
         "machine": { "cores": std::thread::available_parallelism().map_or(1, usize::from),
                      "arch": std::env::consts::ARCH, "os": std::env::consts::OS },
     });
-    Ok(console.outcome(Exit::Ok, "bench", text, value))
+    let exit = if incomplete {
+        text.push_str("\nincomplete: interrupted\n");
+        Exit::Interrupted
+    } else {
+        Exit::Ok
+    };
+    Ok(console.outcome(exit, "bench", text, value))
 }

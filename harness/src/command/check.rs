@@ -3,15 +3,19 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use ds4_sim::read_file;
 use serde_json::json;
 
 use crate::cli::{CheckArgs, Format, MachineArgs};
 use crate::exit::Exit;
-use crate::machine::{Flag, MIXED, Machine, refuse_flags};
-use crate::output::{Console, Failure, Outcome};
+use crate::machine::{Flag, MIXED, Machine, backend_kind, refuse_flags};
+use crate::output::{Console, Failure, Outcome, counted, wrapped};
 use crate::suite::junit::to_xml;
 use crate::suite::script::Script;
-use crate::suite::{CheckOptions, CheckResult, CheckRun, Suite, Verdict, check_names, replay, run};
+use crate::suite::{
+    CheckOptions, CheckResult, CheckRun, Replayed, Suite, Verdict, check_names, replay, run,
+};
+use crate::target::BackendKind;
 
 /// Runs the suites, or replays one recorded failure.
 pub(super) fn check(
@@ -25,6 +29,16 @@ pub(super) fn check(
         "check, which makes its own,",
     )?;
     if let Some(path) = &args.replay {
+        refuse_flags(
+            machine,
+            &[Flag::Topology, Flag::Devices],
+            "check --replay, whose file names the machine,",
+        )?;
+        if backend_kind(machine)? != BackendKind::Sim {
+            return Err(Failure::usage(
+                "check --replay runs on the simulated machine of its file; use --backend sim",
+            ));
+        }
         return replay_file(path, console);
     }
     let options = options(args, machine.topology.clone())?;
@@ -37,11 +51,7 @@ pub(super) fn check(
     let exit = exit_of(&done);
     let origin = machine.target.origin();
     if console.format == Format::Junit {
-        let text = to_xml(&done, &origin).map_err(|error| Failure {
-            exit: Exit::Internal,
-            message: format!("the JUnit file could not be written: {error}"),
-        })?;
-        return Ok(Outcome { exit, text });
+        return junit(&done, &origin, exit, console);
     }
     let mut value = json!({ "backend": machine.target.kind().name(), "origin": origin });
     let body = serde_json::to_value(&done).map_err(|error| Failure {
@@ -102,20 +112,23 @@ fn exit_of(run: &CheckRun) -> Exit {
 
 fn render(origin: &str, options: &CheckOptions, run: &CheckRun) -> String {
     let mut text = format!(
-        "{origin}: its devices, paging and links, with small uneven budgets\nseed {}, {} cases\n\n",
-        run.seed, options.cases
+        "{origin}: its devices, paging and links, with small uneven budgets\nseed {}, {}\n\n",
+        run.seed,
+        counted(u64::from(options.cases), "case")
     );
     let mut suite = None;
     for check in &run.checks {
         if suite.replace(check.suite) != Some(check.suite) {
             text.push_str(&format!("{}\n", check.suite));
         }
-        text.push_str(&format!(
-            "  {:<5} {} ({})\n",
+        let line = format!(
+            "  {:<5} {} ({})",
             word(check.verdict),
             check.name,
             check.did
-        ));
+        );
+        text.push_str(&wrapped(&line, "        "));
+        text.push('\n');
     }
     for check in run
         .checks
@@ -157,7 +170,11 @@ fn word(verdict: Verdict) -> &'static str {
 }
 
 fn explain(check: &CheckResult) -> String {
-    let mut text = format!("{} {}: {}\n", word(check.verdict), check.name, check.detail);
+    let sentence = format!("{} {}: {}", word(check.verdict), check.name, check.detail);
+    let mut text: String = sentence
+        .lines()
+        .map(|line| format!("{}\n", wrapped(line, "  ")))
+        .collect();
     if check.verdict != Verdict::Skip {
         text.push_str(&format!("  again: {}\n", check.repro));
     }
@@ -173,16 +190,44 @@ fn explain(check: &CheckResult) -> String {
     text
 }
 
-fn replay_file(path: &Path, console: &Console) -> Result<Outcome, Failure> {
-    let name = path.display();
-    let json = std::fs::read(path).map_err(|error| {
-        Failure::usage(format!("{name}: cannot be read ({error}); check the path"))
+fn junit(done: &CheckRun, origin: &str, exit: Exit, console: &Console) -> Result<Outcome, Failure> {
+    let text = to_xml(done, origin).map_err(|error| Failure {
+        exit: Exit::Internal,
+        message: format!("the JUnit file could not be written: {error}"),
     })?;
-    let script = Script::from_json(&json, &name.to_string()).map_err(Failure::usage)?;
-    let (exit, sentence) = match replay(&script) {
-        Ok(()) => (Exit::Ok, "ok: the recorded operations hold".to_owned()),
-        Err(broken) => (Exit::CheckFailed, format!("FAIL: {broken}")),
+    Ok(console.outcome(exit, "check", text, serde_json::Value::Null))
+}
+
+fn replay_file(path: &Path, console: &Console) -> Result<Outcome, Failure> {
+    let name = path.display().to_string();
+    let json = read_file(path, "the recorded check").map_err(Failure::usage)?;
+    let script = Script::from_json(&json, &name).map_err(Failure::usage)?;
+    let (exit, verdict, detail) = match replay(&script, console.stop()) {
+        Replayed::Holds => (Exit::Ok, Verdict::Pass, String::new()),
+        Replayed::Broken(broken) => (Exit::CheckFailed, Verdict::Fail, broken),
+        Replayed::Failed(why) => (Exit::CheckFailed, Verdict::Error, why),
+        Replayed::Stopped => {
+            let message = format!("{name}: interrupted before all operations were done");
+            let exit = Exit::Interrupted;
+            return Err(Failure { exit, message });
+        }
     };
-    let value = json!({ "replay": name.to_string(), "detail": sentence });
+    if console.format == Format::Junit {
+        let done = CheckRun::of(CheckResult {
+            suite: Suite::Faults,
+            name: "the-recorded-operations-hold",
+            verdict,
+            did: counted(script.ops.len() as u64, "operation"),
+            detail,
+            repro: format!("ds4 check --replay {name}"),
+            script: None,
+        });
+        return junit(&done, "the machine of the file", exit, console);
+    }
+    let sentence = match verdict {
+        Verdict::Pass => "ok: the recorded operations hold".to_owned(),
+        Verdict::Skip | Verdict::Fail | Verdict::Error => format!("{}: {detail}", word(verdict)),
+    };
+    let value = json!({ "replay": name, "detail": sentence });
     Ok(console.outcome(exit, "check", format!("{sentence}\n"), value))
 }

@@ -5,13 +5,15 @@ use std::io::Write as _;
 use ds4_engine::backend::{Backend, BackendError};
 use ds4_engine::bytes::format_bytes;
 use ds4_engine::device::{DeviceId, DeviceMask, PeerAccess};
-use ds4_sim::Topology;
+use ds4_sim::{MAX_NAME_CHARS, Topology};
 use serde_json::{Value, json};
 
 use crate::cli::{DevicesArgs, MachineArgs};
 use crate::exit::Exit;
+use crate::files::write_new;
 use crate::machine::{Flag, Machine, refuse_flags, roomy};
-use crate::output::{Console, Failure, Outcome, table};
+use crate::output::{Console, Failure, Outcome, table, table_in_parts};
+use crate::printable::cleaned;
 use crate::target::Target;
 
 /// Lists the devices, and saves them as a topology if asked.
@@ -34,7 +36,7 @@ pub(super) fn run(
     let rows = device_rows(&target).map_err(Failure::failed)?;
     let mut text = format!("{}\n\n{}", target.origin(), table(&rows.0));
     text.push_str("\nhow the row's device reaches the column's\n");
-    text.push_str(&table(&matrix_rows(&matrix)));
+    text.push_str(&table_in_parts(&matrix_rows(&matrix)));
     let value = json!({
         "backend": target.kind().name(),
         "origin": target.origin(),
@@ -126,11 +128,12 @@ fn save(target: &Target, matrix: &Matrix, path: &std::path::Path) -> Result<(), 
     let name = path
         .file_stem()
         .map_or_else(|| "host".into(), |stem| stem.to_string_lossy());
+    let name = cleaned(&name, MAX_NAME_CHARS);
     let topology = match target.sim() {
         Some(sim) => Topology {
             about: format!("Saved from {}.", target.origin()),
             config: ds4_sim::SimConfig {
-                machine: name.into_owned(),
+                machine: name,
                 ..sim.config().clone()
             },
         },
@@ -139,8 +142,7 @@ fn save(target: &Target, matrix: &Matrix, path: &std::path::Path) -> Result<(), 
             access.copied().flatten().unwrap_or(PeerAccess::Absent)
         }),
     };
-    let written = std::fs::File::create_new(path)
-        .and_then(|mut file| file.write_all(topology.to_toml().as_bytes()));
+    let written = write_new(path, |file| file.write_all(topology.to_toml().as_bytes()));
     written.map_err(|error| {
         Failure::usage(format!(
             "{}: cannot be written ({error}); name a new file",

@@ -6,9 +6,10 @@ use serde_json::json;
 use super::replay::read;
 use crate::cli::{FitArgs, MachineArgs};
 use crate::exit::Exit;
-use crate::fit::{Fit, fit, part_of, peak_live_bytes};
+use crate::fit::{Fit, FitError, fit, part_of, peak_live_bytes};
 use crate::machine::{Flag, Machine, refuse_flags, roomy};
 use crate::output::{Console, Failure, Outcome, table};
+use crate::printable::printable;
 
 /// Finds the least capacity of every device of a trace.
 pub(super) fn run(
@@ -36,7 +37,13 @@ pub(super) fn run(
             continue;
         };
         let bar = console.progress(0, "replaying");
-        let found = fit(&part, like, console.stop(), |_| bar.inc(1)).map_err(Failure::failed)?;
+        let found = fit(&part, like, console.stop(), |_| bar.inc(1)).map_err(|error| {
+            let sentence = error.sentence(&args.trace.display().to_string(), &trace, device);
+            match error {
+                FitError::TooLarge { .. } => Failure::usage(sentence),
+                FitError::Replay(_) => Failure::failed(sentence),
+            }
+        })?;
         bar.finish_and_clear();
         let Some((min_capacity_bytes, replays)) = found else {
             incomplete = true;
@@ -97,7 +104,7 @@ fn render(machine: &Machine, args: &FitArgs, fits: &[Fit], incomplete: bool) -> 
     format!(
         "{}\ntrace: {}\n\n{}{end}",
         machine.target.origin(),
-        args.trace.display(),
+        printable(&args.trace.display().to_string()),
         table(&rows)
     )
 }

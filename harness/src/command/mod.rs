@@ -3,20 +3,25 @@
 mod bench;
 mod check;
 mod devices;
+mod fake;
 mod fit;
 mod keygen;
 mod plan;
 mod replay;
 mod slab;
+mod validate;
 mod workload;
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
+use ds4_embedded::Interface;
 
 use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
-use crate::output::{Console, Failure, Outcome, failure_object, print};
+use crate::output::{Console, Failure, Outcome, failure_object, print, remark};
+use crate::printable::printable_lines;
 use crate::workload::Phase;
 
 /// What a newcomer sees who types the command's name alone.
@@ -51,23 +56,17 @@ pub fn main() -> ExitCode {
             text,
         }
     });
-    match print(&outcome.text) {
-        Ok(()) => outcome.exit.into(),
-        Err(error) => {
-            console.remark(&format!("the result could not be written: {error}"));
-            Exit::Internal.into()
-        }
-    }
+    ended(outcome.exit, print(&outcome.text))
 }
 
 /// Help, the version, or what is wrong with the command line; as JSON too if that was asked for.
 fn explain(error: &clap::Error) -> ExitCode {
-    let wrong = error.use_stderr();
-    // A closed stream leaves nobody to tell.
-    let _ = error.print();
-    if !wrong {
-        return Exit::Ok.into();
+    if !error.use_stderr() {
+        return ended(Exit::Ok, error.print().and_then(|()| io::stdout().flush()));
     }
+    // What was typed is part of the message. A closed stream leaves nobody to tell.
+    let message = error.render().to_string();
+    let _ = io::stderr().write_all(printable_lines(&message).as_bytes());
     let words: Vec<String> = std::env::args_os()
         .skip(1)
         .map(|word| word.to_string_lossy().into_owned())
@@ -75,7 +74,6 @@ fn explain(error: &clap::Error) -> ExitCode {
     let json = words.iter().any(|word| word == "--format=json")
         || words.windows(2).any(|pair| pair == ["--format", "json"]);
     if json {
-        let message = error.to_string();
         let first = message
             .lines()
             .next()
@@ -86,14 +84,35 @@ fn explain(error: &clap::Error) -> ExitCode {
     Exit::Usage.into()
 }
 
+/// The exit code of a command once its result was written, or was not.
+fn ended(exit: Exit, written: io::Result<()>) -> ExitCode {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            remark(&format!("the result could not be written: {error}"));
+            Exit::Internal.into()
+        }
+        _ => exit.into(),
+    }
+}
+
 fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
     let Some(command) = &cli.command else {
         let help = serde_json::json!({ "help": WELCOME });
         return Ok(console.outcome(Exit::Ok, "ds4", WELCOME.to_owned(), help));
     };
-    if cli.format == Format::Junit && !matches!(command, Command::Check(_)) {
+    if cli.format == Format::Junit && !matches!(command, Command::Check(_) | Command::Validate(_)) {
         return Err(Failure::usage(format!(
-            "--format junit is for check; use text or json with {}",
+            "--format junit is for check and validate; use text or json with {}",
+            name(command)
+        )));
+    }
+    let sized = matches!(
+        command,
+        Command::Train(_) | Command::Prefill(_) | Command::Decode(_)
+    );
+    if cli.tensor_size.is_some() && !sized {
+        return Err(Failure::usage(format!(
+            "{} does not use --tensor-size; leave it out",
             name(command)
         )));
     }
@@ -109,6 +128,9 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Keygen(args) => keygen::run(args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
         Command::Check(args) => check::check(&cli.machine, args, console),
+        Command::Validate(args) => validate::run(&cli.machine, args, console),
+        Command::FakeCuda(args) => fake::run(&cli.machine, args, Interface::Cuda, console),
+        Command::FakeHip(args) => fake::run(&cli.machine, args, Interface::Hip, console),
     }
 }
 
@@ -116,6 +138,7 @@ fn name(command: &Command) -> &'static str {
     match command {
         Command::Devices(_) => "devices",
         Command::Check(_) => "check",
+        Command::Validate(_) => "validate",
         Command::Replay(_) => "replay",
         Command::Fit(_) => "fit",
         Command::Plan(_) => "plan",
@@ -125,5 +148,7 @@ fn name(command: &Command) -> &'static str {
         Command::Slab(_) => "slab",
         Command::Keygen(_) => "keygen",
         Command::Bench(_) => "bench",
+        Command::FakeCuda(_) => "fake-cuda",
+        Command::FakeHip(_) => "fake-hip",
     }
 }

@@ -1,7 +1,7 @@
 //! `ds4 replay`: a recorded trace on this machine.
 
 use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,16 @@ use serde_json::json;
 
 use crate::cli::{MachineArgs, ReplayArgs};
 use crate::exit::Exit;
+use crate::files::Staged;
 use crate::machine::{Machine, roomy};
-use crate::output::{Console, Failure, Outcome, table};
+use crate::output::{Console, Failure, Outcome, counted, table};
+use crate::printable::printable;
 use crate::record::recorded_run;
 use crate::replay::{Replay, ReplayError, ReplayOptions, replay};
 use crate::stopwatch::Stopwatch;
 use crate::trace::{
-    ReadLimits, RecordedRun, Trace, read_path, write_jsonl, write_pytorch_snapshot, write_rmm_csv,
+    ReadLimits, RecordedRun, Trace, TraceError, read_path_until, write_jsonl,
+    write_pytorch_snapshot, write_rmm_csv,
 };
 
 /// Replays a trace and reports where everything went.
@@ -54,7 +57,18 @@ pub(super) fn run(
 
 /// Reads a trace and remarks on what was left out of it.
 pub(super) fn read(path: &Path, console: &Console) -> Result<Trace, Failure> {
-    let trace = read_path(path, &ReadLimits::default()).map_err(Failure::usage)?;
+    let trace = read_path_until(path, &ReadLimits::default(), console.stop());
+    let trace = trace.map_err(|error| {
+        let stopped = matches!(error, TraceError::Stopped { .. });
+        Failure {
+            exit: if stopped {
+                Exit::Interrupted
+            } else {
+                Exit::Usage
+            },
+            message: error.to_string(),
+        }
+    })?;
     for note in &trace.notes {
         console.remark(&note.to_string());
     }
@@ -153,11 +167,11 @@ fn render(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measur
     let run = &measured.run;
     let mut text = machine.headline();
     text.push_str(&format!(
-        "trace: {} ({}, {} events, {} blocks)\n\n",
-        args.trace.display(),
+        "trace: {} ({}, {}, {})\n\n",
+        printable(&args.trace.display().to_string()),
         trace.format,
-        trace.events.len(),
-        trace.blocks
+        counted(trace.events.len() as u64, "event"),
+        counted(trace.blocks, "block")
     ));
     let heads = [
         "device",
@@ -184,9 +198,13 @@ fn render(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measur
     }
     text.push_str(&table(&rows));
     text.push_str(&format!(
-        "\n{} operations, {:.0} ns each on average; one by one p50 {} ns, p99 {} ns, clock included\n\
+        "\n{}, {:.0} ns each on average; one by one p50 {} ns, p99 {} ns, clock included\n\
          state {:016x}\n",
-        run.ops, measured.mean_ns, measured.p50_ns, measured.p99_ns, run.state_hash
+        counted(run.ops, "operation"),
+        measured.mean_ns,
+        measured.p50_ns,
+        measured.p99_ns,
+        run.state_hash
     ));
     if let Some((position, refusal)) = &run.first_refusal {
         let reasons: Vec<String> = run
@@ -195,8 +213,8 @@ fn render(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measur
             .map(|(label, count)| format!("{count} {label}"))
             .collect();
         text.push_str(&format!(
-            "\n{} requests refused ({})\nfirst, at event {}: {refusal}\n",
-            run.refusals,
+            "\n{} refused ({})\nfirst, at event {}: {refusal}\n",
+            counted(run.refusals, "request"),
             reasons.join(", "),
             position + 1
         ));
@@ -216,7 +234,10 @@ fn verdict(run: &Replay) -> &'static str {
 fn verdict_line(run: &Replay) -> String {
     match verdict(run) {
         "ok" => "ok: every request was granted".to_owned(),
-        "incomplete" => format!("incomplete: interrupted after {} operations", run.ops),
+        "incomplete" => format!(
+            "incomplete: interrupted after {}",
+            counted(run.ops, "operation")
+        ),
         _ => {
             let memory = ["budget", "fragmentation", "driver-oom"];
             let advice = if memory
@@ -301,30 +322,24 @@ fn check_record_directory(directory: &Path) -> Result<(), Failure> {
 }
 
 fn write_recording(recording: &RecordedRun, directory: &Path) -> Result<(), Failure> {
-    let written = fs::create_dir_all(directory).and_then(|()| {
-        write_file(&directory.join(RECORDED_JSONL), |out| {
+    let write = || {
+        let mut staged = Staged::default();
+        staged.folder(directory)?;
+        staged.write(&directory.join(RECORDED_JSONL), |out| {
             write_jsonl(recording, out)
         })?;
         for device in 0..u32::try_from(recording.devices.len()).unwrap_or(u32::MAX) {
             let name = directory.join(format!("rmm-gpu{device}.csv"));
-            write_file(&name, |out| write_rmm_csv(recording, device, out))?;
+            staged.write(&name, |out| write_rmm_csv(recording, device, out))?;
         }
         let name = directory.join(RECORDED_SNAPSHOT);
-        write_file(&name, |out| write_pytorch_snapshot(recording, out))
-    });
-    written.map_err(|error| {
+        staged.write(&name, |out| write_pytorch_snapshot(recording, out))?;
+        staged.finish()
+    };
+    write().map_err(|error| {
         Failure::failed(format!(
-            "--record {}: {error}; check space and rights",
+            "--record {}: {error}; nothing is left there; check space and rights",
             directory.display()
         ))
     })
-}
-
-fn write_file(
-    path: &Path,
-    fill: impl FnOnce(&mut BufWriter<fs::File>) -> io::Result<()>,
-) -> io::Result<()> {
-    let mut out = BufWriter::new(fs::File::create(path)?);
-    fill(&mut out)?;
-    out.flush()
 }

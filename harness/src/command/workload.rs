@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::cli::{Cli, WorkloadArgs};
 use crate::exit::Exit;
 use crate::machine::{MIXED, Machine};
-use crate::output::{Console, Failure, Outcome, table};
+use crate::output::{Console, Failure, Outcome, counted, table};
 use crate::workload::{Phase, Shape, WorkloadRun, run as run_workload};
 
 const DEFAULT_TENSOR_BYTES: u64 = 64 * MIB;
@@ -19,6 +19,11 @@ pub(super) fn run(
     phase: Phase,
     console: &Console,
 ) -> Result<Outcome, Failure> {
+    if cli.tensor_size.is_some() && args.tensor_size.is_some() {
+        return Err(Failure::usage(
+            "--tensor-size is given before and after the command; give it once",
+        ));
+    }
     let machine = Machine::resolve(&cli.machine, MIXED)?;
     let target = machine.fresh()?;
     let allocator = machine.allocator(&target, None)?;
@@ -57,12 +62,12 @@ fn name(phase: Phase) -> &'static str {
 fn render(machine: &Machine, shape: &Shape, run: &WorkloadRun, report: &AllocatorReport) -> String {
     let mut text = machine.headline();
     text.push_str(&format!(
-        "{}: {} layers, tensors of {}, {} of {} steps done\n\n",
+        "{}: {}, tensors of {}, {} of {} done\n\n",
         name(shape.phase),
-        shape.layers,
+        counted(u64::from(shape.layers), "layer"),
         format_bytes(shape.tensor_bytes),
         run.steps_done,
-        shape.steps
+        counted(u64::from(shape.steps), "step")
     ));
     let mut rows = vec![
         ["tensors", "device", "count", "allocated in all"]
@@ -92,8 +97,9 @@ fn render(machine: &Machine, shape: &Shape, run: &WorkloadRun, report: &Allocato
     text.push_str(&format!("\n{}", table(&rows)));
     for (path, copies) in &run.copies {
         text.push_str(&format!(
-            "{} copies by {path}, {}\n",
+            "{} {} by {path}, {}\n",
             copies.count,
+            if copies.count == 1 { "copy" } else { "copies" },
             format_bytes(copies.bytes)
         ));
     }

@@ -2,6 +2,7 @@
 
 use super::{ALLOCATION_BYTES, KvType, PlanError};
 use crate::gguf::{GgufHeader, Metadata, TensorInfo, TensorType};
+use crate::output::counted;
 use ds4_engine::bytes::align_up;
 
 /// The most layers; the deepest models of today have a few hundred.
@@ -265,8 +266,9 @@ impl<'a> Facts<'a> {
             (None, Some(each)) => each.iter().map(|flag| *flag != 0).collect(),
             (None, None) => {
                 notes.push(format!(
-                    "the file gives a window of {window} tokens but not which layers use it; the \
-                     whole context is counted for every layer"
+                    "the file gives a window of {} but not which layers use it; the whole context \
+                     is counted for every layer",
+                    counted(window, "token")
                 ));
                 return Ok(Vec::new());
             }

@@ -1,6 +1,8 @@
 //! A plan as text for people.
 
 use super::{ContextSource, DeviceUse, Load, PlanDevice, PlanResult, Verdict};
+use crate::output::{counted, wrapped};
+use crate::printable::printable;
 use ds4_engine::bytes::format_bytes;
 use std::fmt::Write as _;
 
@@ -12,7 +14,7 @@ pub fn render_text(plan: &PlanResult) -> String {
     table(&mut text, plan);
     verdict(&mut text, plan);
     for note in &plan.notes {
-        line(&mut text, format_args!("note: {note}"));
+        sentence(&mut text, &format!("note: {note}"));
     }
     text
 }
@@ -23,23 +25,26 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
     text.push('\n');
 }
 
+/// A sentence in lines that are not too wide; names in it may come from the file.
+fn sentence(text: &mut String, what: &str) {
+    text.push_str(&wrapped(&printable(what), "  "));
+    text.push('\n');
+}
+
 fn header(text: &mut String, plan: &PlanResult) {
     let model = &plan.model;
-    // Names come from the file and may hold anything, escape sequences for terminals too.
-    let printable = |name: &str| name.escape_debug().to_string();
-    line(
+    let mut file = model.file.clone();
+    if model.shards > 1 {
+        file.push_str(&format!(" and {} more", model.shards - 1));
+    }
+    sentence(
         text,
-        format_args!(
-            "{} ({}), {} layers, {} tensors, {}",
-            printable(&model.name),
-            printable(&model.architecture),
-            model.layers,
-            model.tensors,
-            if model.shards == 1 {
-                printable(&model.file)
-            } else {
-                format!("{} and {} more", printable(&model.file), model.shards - 1)
-            },
+        &format!(
+            "{} ({}), {}, {}, {file}",
+            model.name,
+            model.architecture,
+            counted(model.layers as u64, "layer"),
+            counted(model.tensors as u64, "tensor"),
         ),
     );
     let source = match plan.context_source {
@@ -50,8 +55,8 @@ fn header(text: &mut String, plan: &PlanResult) {
     line(
         text,
         format_args!(
-            "context {} tokens{source}, KV cache {}\n",
-            plan.context_tokens,
+            "context {}{source}, KV cache {}\n",
+            counted(plan.context_tokens, "token"),
             plan.kv_type.name()
         ),
     );
@@ -101,7 +106,14 @@ fn table(text: &mut String, plan: &PlanResult) {
                 let _ = write!(row, "  {cell:>width$}");
             }
         }
-        line(text, format_args!("{row}  {holds}"));
+        let below = " ".repeat(row.chars().count() + 2);
+        line(
+            text,
+            format_args!(
+                "{}",
+                wrapped(&format!("{row}  {}", printable(holds)), &below)
+            ),
+        );
     }
     text.push('\n');
 }
@@ -166,27 +178,23 @@ fn verdict(text: &mut String, plan: &PlanResult) {
         return;
     }
     let short = format_bytes(plan.shortfall_bytes);
-    line(
+    sentence(
         text,
-        format_args!(
+        &format!(
             "does not fit: {short} of the {needed} has no room in {budget}, as each entry stays \
              whole and in order"
         ),
     );
-    line(
+    sentence(
         text,
-        format_args!(
-            "short by is what one device alone would need more for the whole model to fit"
-        ),
+        "short by is what one device alone would need more for the whole model to fit",
     );
     match &plan.remedy {
-        Some(remedy) => line(text, format_args!("remedy: {remedy} (checked)")),
-        None => line(
+        Some(remedy) => sentence(text, &format!("remedy: {remedy} (checked)")),
+        None => sentence(
             text,
-            format_args!(
-                "remedy: none of context, memory of one device or reserve is enough alone; use \
-                 more devices or a smaller quantization"
-            ),
+            "remedy: none of context, memory of one device or reserve is enough alone; use more \
+             devices or a smaller quantization",
         ),
     }
 }

@@ -2,11 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ds4_engine::alloc::{Allocation, FreeError, Handle, Request};
-use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
-use ds4_sim::{Link, SimBackend, SimConfig, SimDevice};
+use ds4_sim::{DeviceView, Instruments};
 
 use super::draw::STREAMS;
 use super::script::{Op, Script};
@@ -14,53 +14,61 @@ use super::trial::{Failure, Held, Tally, hold};
 use super::world::{Setup, World};
 use crate::target::Target;
 
-/// How long a use on a further stream takes, in simulated nanoseconds.
+/// How long a use on a further stream takes where time is virtual, in nanoseconds.
 const FURTHER_USE_NS: u64 = 50_000;
 
-/// The machine of a script.
-pub(super) fn machine(script: &Script) -> Result<Target, Failure> {
-    let devices: Vec<SimDevice> = script
-        .devices
-        .iter()
-        .map(|device| SimDevice {
-            page_bytes: device.pages.then_some(2 * MIB),
-            granularity_bytes: 64 << 10,
-            ..SimDevice::new(device.capacity_bytes)
+/// The machine of a script: a simulated one, or as much of `real` as makes the same.
+fn machine(script: &Script, real: Option<&Target>) -> Result<Target, Failure> {
+    let views = || {
+        script.devices.iter().map(|device| DeviceView {
+            pages: device.pages,
+            capacity_bytes: Some(device.capacity_bytes),
+            peers: device.peers,
         })
-        .collect();
-    let mut config = SimConfig::new("script", devices);
-    for (to, device) in ids(script.devices.len()).zip(&script.devices) {
-        for from in ids(script.devices.len()).filter(|from| *from != to && !device.peers) {
-            config.set_link(from, to, Link::absent());
-        }
+    };
+    match real {
+        Some(real) => real
+            .with_views(views().collect())
+            .ok_or_else(|| Failure::error("the devices cannot be shown in part")),
+        None => Target::simulated(script.config()).map_err(Failure::error),
     }
-    Target::simulated(config).map_err(Failure::error)
 }
 
 fn ids(count: usize) -> impl Iterator<Item = DeviceId> {
     (0..count).filter_map(DeviceId::new)
 }
 
+/// How a script's run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Replayed {
+    /// Everything holds.
+    Holds,
+    /// What does not hold, as a sentence.
+    Broken(String),
+    /// Why it could not be run.
+    Failed(String),
+    /// It was ended early.
+    Stopped,
+}
+
 /// Runs a script: its operations under its faults, then what must work without them.
-///
-/// # Errors
-/// What does not hold, as a sentence.
-pub fn replay(script: &Script) -> Result<(), String> {
-    match play_safely(script) {
-        Ok(_) => Ok(()),
-        Err(
-            Failure::Broken(why)
-            | Failure::Shown(why, _)
-            | Failure::Skip(why)
-            | Failure::Error(why),
-        ) => Err(why),
-        Err(Failure::Stopped) => Err("stopped".to_owned()),
+#[must_use]
+pub fn replay(script: &Script, stop: &AtomicBool) -> Replayed {
+    match play_safely(script, None, stop) {
+        Ok(_) => Replayed::Holds,
+        Err(Failure::Broken(why) | Failure::Shown(why, _)) => Replayed::Broken(why),
+        Err(Failure::Skip(why) | Failure::Error(why)) => Replayed::Failed(why),
+        Err(Failure::Stopped) => Replayed::Stopped,
     }
 }
 
 /// As [`play`], with a panic as a failure, so that it can be shrunk like any other.
-pub(super) fn play_safely(script: &Script) -> Result<Tally, Failure> {
-    catch_unwind(AssertUnwindSafe(|| play(script))).unwrap_or_else(|payload| {
+pub(super) fn play_safely(
+    script: &Script,
+    real: Option<&Target>,
+    stop: &AtomicBool,
+) -> Result<Tally, Failure> {
+    catch_unwind(AssertUnwindSafe(|| play(script, real, stop))).unwrap_or_else(|payload| {
         Err(Failure::Broken(format!(
             "panicked: {}",
             panic_text(&*payload)
@@ -75,20 +83,31 @@ pub(super) fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("without a message")
 }
 
-pub(super) fn play(script: &Script) -> Result<Tally, Failure> {
-    let target = machine(script)?;
+/// Runs a script on a simulated machine, or on the first devices of `real`.
+pub(super) fn play(
+    script: &Script,
+    real: Option<&Target>,
+    stop: &AtomicBool,
+) -> Result<Tally, Failure> {
+    let target = machine(script, real)?;
     let world = World::open(target, Setup::default())?;
-    let sim = world.simulated()?;
+    let instruments = world.instruments.clone();
     let mut player = Player {
         world,
-        sim,
+        instruments,
         freed: None,
         refused: None,
     };
     let plan = script.plan().map_err(Failure::error)?;
     player.world.faulty = !plan.faults.is_empty();
-    player.sim.set_faults(plan).map_err(Failure::error)?;
+    player
+        .instruments
+        .set_faults(plan)
+        .map_err(Failure::error)?;
     for (number, op) in script.ops.iter().enumerate() {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Failure::Stopped);
+        }
         let done = player.step(*op).and_then(|()| player.world.check());
         done.map_err(|failure| at(number, *op, failure))?;
     }
@@ -108,7 +127,7 @@ fn at(number: usize, op: Op, failure: Failure) -> Failure {
 
 struct Player {
     world: World,
-    sim: Arc<SimBackend>,
+    instruments: Arc<dyn Instruments>,
     freed: Option<Handle>,
     refused: Option<Request>,
 }
@@ -126,13 +145,13 @@ impl Player {
             Op::Sync { device } => self.synchronize(device),
             Op::Take { device, bytes } => {
                 if let Some(device) = self.device(device) {
-                    self.sim.take_memory(device, bytes);
+                    self.instruments.take_memory(device, bytes);
                 }
                 Ok(())
             }
             Op::Give { device } => {
                 if let Some(device) = self.device(device) {
-                    self.sim.give_memory(device, u64::MAX);
+                    self.instruments.give_memory(device, u64::MAX);
                 }
                 Ok(())
             }
@@ -224,7 +243,7 @@ impl Player {
         self.world.remove_event(device, event);
         if waits.is_err()
             || self
-                .sim
+                .instruments
                 .touch(device, stream, address, bytes, FURTHER_USE_NS)
                 .is_err()
         {
@@ -269,7 +288,7 @@ impl Player {
         let Some(device) = self.device(device) else {
             return Ok(());
         };
-        if self.sim.streams_and_events(device).0 as u64 > STREAMS {
+        if self.instruments.streams_and_events(device).0 as u64 > STREAMS {
             return Ok(());
         }
         match self.world.allocator.create_stream(device) {
@@ -310,13 +329,13 @@ impl Player {
     /// Ends the faults; what is lost stays lost.
     fn calm_down(&mut self) {
         let fired: u64 = self
-            .sim
+            .instruments
             .clear_faults()
             .iter()
             .map(|count| count.fired)
             .sum();
         self.world.tally.faults += fired;
-        self.sim.restore_memory();
+        self.instruments.restore_memory();
         self.world.faulty = false;
         for id in ids(self.world.device_count()) {
             if self.world.target.backend().memory_info(id).is_err() {
@@ -354,5 +373,50 @@ impl Player {
             self.world.grant(&all)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ds4_engine::bytes::MIB;
+    use ds4_sim::{SimConfig, SimDevice};
+
+    use super::super::draw::draw;
+    use super::*;
+    use crate::target::BackendKind;
+
+    /// The same history on the default stream alone, where no timing decides.
+    fn on_one_stream(mut script: Script) -> Script {
+        script
+            .ops
+            .retain(|op| !matches!(op, Op::Stream { .. } | Op::Use { .. }));
+        for op in &mut script.ops {
+            if let Op::Alloc { stream, .. } = op {
+                *stream = 0;
+            }
+        }
+        script
+    }
+
+    #[test]
+    fn a_history_goes_the_same_way_where_the_devices_have_no_instruments_of_their_own() {
+        let device = SimDevice {
+            granularity_bytes: 64 << 10,
+            ..SimDevice::new(256 * MIB)
+        };
+        let config = SimConfig::new("lasting", vec![device; 5]);
+        let inner = Arc::new(ds4_sim::SimBackend::new(config).unwrap());
+        let lasting = Target::lasting(BackendKind::Sim, inner.clone());
+        let stop = AtomicBool::new(false);
+        for case in 0_u32..60 {
+            let script = on_one_stream(draw(5, case.into(), 1 + case as usize % 5, case % 4 > 0));
+            let simulated = play(&script, None, &stop).unwrap();
+            let wrapped = play(&script, Some(&lasting), &stop).unwrap();
+            assert_eq!(wrapped.sentence(), simulated.sentence(), "{case}");
+            assert_eq!(wrapped.hash, simulated.hash, "{case}");
+            assert_eq!(wrapped.sometimes, simulated.sometimes, "{case}");
+        }
+        inner.ledger().check_shutdown();
+        assert_eq!(inner.ledger().findings(), []);
     }
 }

@@ -28,13 +28,13 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: Determinism,
         name: "addresses-decide-nothing",
-        needs: Needs::NOTHING,
+        needs: Needs::NOTHING.spare(),
         body: other_addresses,
     },
     Check {
         suite: Determinism,
         name: "histories-with-faults-repeat",
-        needs: Needs::SIM,
+        needs: Needs::SIM_OWN,
         body: faulty_twice,
     },
 ];
@@ -62,7 +62,7 @@ fn other_addresses(trial: &mut Trial<'_>) -> Held {
     for case in 0..trial.cases.div_ceil(8) {
         let mut seen = None;
         for shift in [0, 1, 3] {
-            let target = trial.target.fresh().map_err(Failure::error)?;
+            let target = trial.target.instrumented().map_err(Failure::error)?;
             let taken = occupy(&target, shift)?;
             let mut world = World::open(target.clone(), Setup::default())?;
             let landed = CHURN.run(&mut world, &mut Rng::part(trial.seed, case.into()))?;
@@ -110,7 +110,8 @@ fn faulty_twice(trial: &mut Trial<'_>) -> Held {
     for case in 0..trial.cases.div_ceil(8) {
         trial.go_on()?;
         let script = draw(trial.seed, 0x200 + u64::from(case), 3, true);
-        let (once, again) = (play(&script)?, play(&script)?);
+        let once = play(&script, None, trial.stop)?;
+        let again = play(&script, None, trial.stop)?;
         let same = once.hash == again.hash
             && once.sometimes == again.sometimes
             && once.faults == again.faults;

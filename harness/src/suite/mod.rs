@@ -1,9 +1,11 @@
-//! The conformance suites: one body of checks over the allocator, run on every backend.
+//! The conformance suites: one body of checks over the allocator and the kernels, run on every
+//! backend.
 //!
 //! A check works on worlds: an allocator over fresh devices with small, uneven budgets, watched by
 //! a model of its own that trusts none of the allocator's figures. Budgets are the same on every
-//! backend, and so are the state hashes. What only a simulated machine can do (faults, memory
-//! taken by other processes) is skipped elsewhere, with the reason.
+//! backend, and so are the state hashes. Faults and memory that other processes take come from
+//! instruments around the devices; what needs virtual time is skipped on real ones, with the
+//! reason.
 
 mod campaign;
 mod churn;
@@ -11,6 +13,7 @@ mod determinism;
 mod draw;
 mod faults;
 pub mod junit;
+mod kernels;
 mod model;
 mod oom_loop;
 mod ownership;
@@ -29,7 +32,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-pub use campaign::replay;
+pub use campaign::{Replayed, replay};
 pub use run::{check_names, run};
 
 /// A group of checks that users can ask for by name.
@@ -47,17 +50,20 @@ pub enum Suite {
     OomLoop,
     /// Random operations under random faults, then without.
     Faults,
+    /// Kernels against their references.
+    Kernels,
 }
 
 impl Suite {
     /// All suites, in the order in which they run.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Placement,
         Self::Refusal,
         Self::Recovery,
         Self::Determinism,
         Self::OomLoop,
         Self::Faults,
+        Self::Kernels,
     ];
 
     /// The name users give it.
@@ -70,6 +76,7 @@ impl Suite {
             Self::Determinism => "determinism",
             Self::OomLoop => "oom-loop",
             Self::Faults => "faults",
+            Self::Kernels => "kernels",
         }
     }
 
@@ -213,6 +220,21 @@ pub struct CheckRun {
 }
 
 impl CheckRun {
+    /// A run of one check that draws nothing.
+    #[must_use]
+    pub fn of(check: CheckResult) -> Self {
+        let mut totals = Totals::default();
+        totals.count(check.verdict);
+        Self {
+            checks: vec![check],
+            seed: 0,
+            state_hash: String::new(),
+            totals,
+            coverage: Vec::new(),
+            incomplete: false,
+        }
+    }
+
     /// The worst verdict: an error outweighs a failure, since it hides one; `None` without checks.
     #[must_use]
     pub fn worst(&self) -> Option<Verdict> {

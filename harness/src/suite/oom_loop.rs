@@ -4,16 +4,15 @@
 //! After each failure the books hold, a refused call has changed nothing, and, once the faults are
 //! over, the scenario succeeds and nothing is left behind.
 
-use ds4_engine::alloc::Request;
+use ds4_engine::alloc::{Allocation, Request};
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
-use ds4_sim::{FaultKind, FaultPlan, SimConfig};
+use ds4_sim::{FaultKind, FaultPlan};
 
 use super::Suite::OomLoop;
 use super::churn::fill;
 use super::trial::{Check, Failure, Held, Needs, Trial, hold};
-use super::world::{Setup, World};
-use crate::target::Target;
+use super::world::{Setup, World, instruments};
 
 /// More calls than any scenario makes.
 const MOST_CALLS: u64 = 4_000;
@@ -23,72 +22,58 @@ const SMALL: Setup = Setup {
     strict: false,
     shrink: 2,
 };
-/// How long a stream is kept busy, in simulated nanoseconds.
+/// How long a block is still used when it is freed, where time is virtual, in nanoseconds.
 const BUSY_NS: u64 = 1_000_000;
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: OomLoop,
         name: "opening-fails-cleanly-at-every-call",
-        needs: Needs::SIM,
+        needs: Needs::NOTHING,
         body: opening,
     },
     Check {
         suite: OomLoop,
         name: "allocation-survives-a-failure-of-every-call",
-        needs: Needs::SIM,
+        needs: Needs::NOTHING,
         body: allocating,
     },
     Check {
         suite: OomLoop,
         name: "remapping-survives-a-failure-of-every-call",
-        needs: Needs::SIM,
+        needs: Needs::NOTHING,
         body: remapping,
     },
     Check {
         suite: OomLoop,
         name: "stream-order-survives-a-failure-of-every-call",
-        needs: Needs::SIM,
+        needs: Needs::NOTHING,
         body: streams,
     },
     Check {
         suite: OomLoop,
         name: "copies-survive-a-failure-of-every-call",
-        needs: Needs::SIM_TWO,
+        needs: Needs::TWO,
         body: copies,
     },
     Check {
         suite: OomLoop,
         name: "trimming-survives-a-failure-of-every-call",
-        needs: Needs::SIM,
+        needs: Needs::NOTHING,
         body: trimming,
     },
     Check {
         suite: OomLoop,
         name: "closing-leaves-behind-only-what-failed",
-        needs: Needs::SIM,
+        needs: Needs::NOTHING,
         body: closing,
     },
 ];
 
 const KINDS: [FaultKind; 3] = [FaultKind::Oom, FaultKind::Fail, FaultKind::OomKeep];
 
-/// The machine with pages everywhere, and without.
-fn variants(trial: &Trial<'_>) -> Result<Vec<SimConfig>, Failure> {
-    let sim = trial
-        .target
-        .sim()
-        .ok_or_else(|| Failure::Skip("needs a simulated machine".to_owned()))?;
-    let with = |page_bytes| {
-        let mut config = sim.config().clone();
-        config
-            .devices
-            .iter_mut()
-            .for_each(|device| device.page_bytes = page_bytes);
-        config
-    };
-    Ok(vec![with(Some(2 * MIB)), with(None)])
-}
+/// The machine is opened with pages everywhere, and without.
+const PAGING: [bool; 2] = [true, false];
 
 /// What is done before the faults begin, and under them.
 struct Scenario {
@@ -97,14 +82,14 @@ struct Scenario {
 }
 
 fn every_call_fails(trial: &mut Trial<'_>, scenario: &Scenario) -> Held {
-    for config in variants(trial)? {
+    for pages in PAGING {
         for kind in KINDS {
             for persistent in [false, true] {
                 for nth in 1..MOST_CALLS {
                     trial.go_on()?;
                     let fired = one_failure(
                         trial,
-                        &config,
+                        pages,
                         scenario,
                         FaultPlan::nth(kind, nth, persistent),
                     );
@@ -130,21 +115,25 @@ fn every_call_fails(trial: &mut Trial<'_>, scenario: &Scenario) -> Held {
 
 fn one_failure(
     trial: &mut Trial<'_>,
-    config: &SimConfig,
+    pages: bool,
     scenario: &Scenario,
     plan: FaultPlan,
 ) -> Result<u64, Failure> {
-    let target = Target::simulated(config.clone()).map_err(Failure::error)?;
+    let target = trial.target.with_paging(pages).map_err(Failure::error)?;
     let mut world = World::open(target, SMALL)?;
-    let sim = world.simulated()?;
+    let instruments = world.instruments.clone();
     (scenario.prepare)(&mut world)?;
-    sim.set_faults(plan).map_err(Failure::error)?;
+    instruments.set_faults(plan).map_err(Failure::error)?;
     world.faulty = true;
     (scenario.act)(&mut world)?;
-    let fired = sim.clear_faults().iter().map(|count| count.fired).sum();
+    let fired = instruments
+        .clear_faults()
+        .iter()
+        .map(|count| count.fired)
+        .sum();
     world.settle();
     world.check()?;
-    sim.restore_memory();
+    instruments.restore_memory();
     world.faulty = false;
     world.tally.faults += fired;
     // Without faults the same must go through: the world checks every refusal against its model.
@@ -174,25 +163,28 @@ fn nothing(_: &mut World) -> Held {
 }
 
 fn opening(trial: &mut Trial<'_>) -> Held {
-    for config in variants(trial)? {
+    for pages in PAGING {
         for kind in [FaultKind::Oom, FaultKind::Fail, FaultKind::Lost] {
             for persistent in [false, true] {
                 for nth in 1..MOST_CALLS {
                     trial.go_on()?;
-                    let target = Target::simulated(config.clone()).map_err(Failure::error)?;
-                    let Some(sim) = target.sim().cloned() else {
-                        break;
-                    };
-                    sim.set_faults(FaultPlan::nth(kind, nth, persistent))
+                    let target = trial.target.with_paging(pages).map_err(Failure::error)?;
+                    let instruments = instruments(&target)?;
+                    instruments
+                        .set_faults(FaultPlan::nth(kind, nth, persistent))
                         .map_err(Failure::error)?;
                     let opened = World::allocator(target.backend(), &SMALL);
-                    let fired: u64 = sim.clear_faults().iter().map(|count| count.fired).sum();
+                    let fired: u64 = instruments
+                        .clear_faults()
+                        .iter()
+                        .map(|count| count.fired)
+                        .sum();
                     trial.tally.faults += fired;
                     trial.tally.rejected += u64::from(opened.is_err());
                     drop(opened);
-                    sim.ledger().check_shutdown();
+                    instruments.ledger().check_shutdown();
                     // Under a persistent failure nothing can be given back either.
-                    let findings = sim.ledger().findings();
+                    let findings = instruments.ledger().findings();
                     hold!(
                         findings.is_empty() || (persistent && kind == FaultKind::Fail),
                         "{} at call {nth} of opening leaves: {findings:?}",
@@ -255,11 +247,20 @@ fn streams(trial: &mut Trial<'_>) -> Held {
         fill(world, first()?, MIB)
     };
     let act = |world: &mut World| {
-        let sim = world.simulated()?;
         let second = StreamId(1);
         let half = world.live.len() / 2;
-        sim.busy(first()?, StreamId::DEFAULT, BUSY_NS)
-            .map_err(Failure::error)?;
+        for owned in world.live.iter().take(half) {
+            let Allocation {
+                device,
+                address,
+                bytes,
+                ..
+            } = owned.allocation;
+            world
+                .instruments
+                .touch(device, owned.stream, address, bytes, BUSY_NS)
+                .map_err(Failure::error)?;
+        }
         for _ in 0..half {
             world.free(0)?;
         }
@@ -308,8 +309,10 @@ fn copies(trial: &mut Trial<'_>) -> Held {
                 let copied = world.copy(from.allocation.handle, to.allocation.handle, 4096)?;
                 // The target's stream goes on with it: the copy must be in order before that.
                 if copied.is_some() {
-                    let (sim, stream, to) = (world.simulated()?, to.stream, to.allocation);
-                    sim.touch(to.device, stream, to.address, to.bytes, 1)
+                    let (stream, to) = (to.stream, to.allocation);
+                    world
+                        .instruments
+                        .touch(to.device, stream, to.address, to.bytes, 1)
                         .map_err(Failure::error)?;
                 }
             }
@@ -337,25 +340,34 @@ fn trimming(trial: &mut Trial<'_>) -> Held {
 
 /// Each call of closing fails once: all but what that call was about goes back.
 fn closing(trial: &mut Trial<'_>) -> Held {
-    for config in variants(trial)? {
+    for pages in PAGING {
         for nth in 1..MOST_CALLS {
             trial.go_on()?;
-            let target = Target::simulated(config.clone()).map_err(Failure::error)?;
+            let target = trial.target.with_paging(pages).map_err(Failure::error)?;
             let mut world = World::open(target, SMALL)?;
-            let sim = world.simulated()?;
+            let instruments = world.instruments.clone();
             world.grant(&on(StreamId::DEFAULT, 3 * MIB))?;
             world.free(0)?;
             world.grant(&Request::new(MIB))?;
             world.free(0)?;
+            // A failed wait must not stand between the blocks' first use and the end of their memory.
+            for id in DeviceMask::first(trial.devices()).iter() {
+                world.allocator.synchronize(id).map_err(Failure::error)?;
+            }
             trial.tally.add(&world.tally);
             let World { allocator, .. } = world;
-            sim.set_faults(FaultPlan::nth(FaultKind::Fail, nth, false))
+            instruments
+                .set_faults(FaultPlan::nth(FaultKind::Fail, nth, false))
                 .map_err(Failure::error)?;
             let closed = allocator.close();
-            let fired: u64 = sim.clear_faults().iter().map(|count| count.fired).sum();
+            let fired: u64 = instruments
+                .clear_faults()
+                .iter()
+                .map(|count| count.fired)
+                .sum();
             trial.tally.faults += fired;
-            sim.ledger().check_shutdown();
-            let findings = sim.ledger().findings();
+            instruments.ledger().check_shutdown();
+            let findings = instruments.ledger().findings();
             // A page that stays mapped keeps itself, its place and its range.
             hold!(
                 findings.len() <= 3,

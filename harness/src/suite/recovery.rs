@@ -8,7 +8,6 @@ use super::Suite::Recovery;
 use super::churn::fill;
 use super::trial::{Check, Failure, Held, Needs, Trial, hold};
 use super::world::{Setup, World};
-use crate::target::Target;
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
@@ -44,7 +43,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: Recovery,
         name: "empty-slabs-make-room-for-a-larger-one",
-        needs: Needs::SIM,
+        needs: Needs::NOTHING.spare(),
         body: empty_slabs,
     },
 ];
@@ -236,18 +235,10 @@ fn trimming(trial: &mut Trial<'_>) -> Held {
 
 /// While others hold memory, slabs come small; once it is free again, a large one replaces them.
 fn empty_slabs(trial: &mut Trial<'_>) -> Held {
-    let sim = trial.target.sim().cloned();
-    let mut config = sim
-        .map(|sim| sim.config().clone())
-        .ok_or_else(|| Failure::error("not simulated"))?;
-    config
-        .devices
-        .iter_mut()
-        .for_each(|device| device.page_bytes = None);
     for id in DeviceMask::first(trial.devices()).iter() {
-        let target = Target::simulated(config.clone()).map_err(Failure::error)?;
+        let target = trial.target.with_paging(false).map_err(Failure::error)?;
         let mut world = World::open(target, Setup::default())?;
-        let sim = world.simulated()?;
+        let instruments = world.instruments.clone();
         let free = world
             .target
             .backend()
@@ -255,9 +246,9 @@ fn empty_slabs(trial: &mut Trial<'_>) -> Held {
             .map_err(Failure::error)?
             .free_bytes;
         // So much is left that the first slab has to be half as large as the budget.
-        sim.take_memory(id, free - world.budget(id) + 3 * MIB);
+        instruments.take_memory(id, free - world.budget(id) + 3 * MIB);
         fill(&mut world, id, MIB)?;
-        sim.give_memory(id, u64::MAX);
+        instruments.give_memory(id, u64::MAX);
         fill(&mut world, id, MIB)?;
         let large = only(id, world.budget(id) - 4 * MIB);
         world.refuse(&large)?;

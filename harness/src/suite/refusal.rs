@@ -33,13 +33,13 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         suite: Refusal,
         name: "memory-that-others-take-is-a-driver-refusal-and-pages-in-use-still-serve",
-        needs: Needs::SIM,
+        needs: Needs::NOTHING,
         body: other_processes,
     },
     Check {
         suite: Refusal,
         name: "a-lost-device-is-named-and-the-next-candidate-serves",
-        needs: Needs::SIM_TWO,
+        needs: Needs::TWO,
         body: lost_device,
     },
 ];
@@ -48,11 +48,13 @@ fn ids(trial: &Trial<'_>) -> Vec<DeviceId> {
     DeviceMask::first(trial.devices()).iter().collect()
 }
 
-fn maps_pages(trial: &Trial<'_>, id: DeviceId) -> bool {
+fn page_bytes(trial: &Trial<'_>, id: DeviceId) -> Option<u64> {
     let infos = trial.target.backend().devices();
-    infos
-        .get(id.index())
-        .is_some_and(|info| info.page_bytes.is_some())
+    infos.get(id.index()).and_then(|info| info.page_bytes)
+}
+
+fn maps_pages(trial: &Trial<'_>, id: DeviceId) -> bool {
+    page_bytes(trial, id).is_some()
 }
 
 fn full_machine(trial: &mut Trial<'_>) -> Held {
@@ -144,16 +146,16 @@ fn budgets(trial: &mut Trial<'_>) -> Held {
 fn other_processes(trial: &mut Trial<'_>) -> Held {
     for id in ids(trial) {
         let mut world = trial.world(Setup::default())?;
-        let sim = world.simulated()?;
+        let instruments = world.instruments.clone();
         let on = |bytes| Request {
             mask: DeviceMask::only(id),
             ..Request::new(bytes)
         };
-        let pages = maps_pages(trial, id);
-        if pages {
-            world.grant(&on(3 * MIB / 2))?;
+        let page = page_bytes(trial, id);
+        if let Some(page) = page {
+            world.grant(&on(page / 4 * 3))?;
         }
-        sim.take_memory(id, u64::MAX);
+        instruments.take_memory(id, u64::MAX);
         let refusal = world.refuse(&on(world.budget(id) / 2))?;
         let driver = first_reason(&refusal)
             .is_some_and(|reason| matches!(reason, RefusalReason::DriverOutOfMemory { .. }));
@@ -161,11 +163,11 @@ fn other_processes(trial: &mut Trial<'_>) -> Held {
             driver,
             "the driver has no memory left, but the refusal says {refusal}"
         );
-        if pages {
+        if let Some(page) = page {
             // What is left of the page in use needs no memory from the driver.
-            world.grant(&on(256 * KIB))?;
+            world.grant(&on(page / 8))?;
         }
-        sim.give_memory(id, u64::MAX);
+        instruments.give_memory(id, u64::MAX);
         let half = world.budget(id) / 2;
         world.grant(&on(half))?;
         trial.close(world)?;
@@ -183,7 +185,7 @@ fn first_reason(refusal: &ds4_engine::alloc::Refusal) -> Option<&RefusalReason> 
 fn lost_device(trial: &mut Trial<'_>) -> Held {
     for id in ids(trial) {
         let mut world = trial.world(Setup::default())?;
-        let sim = world.simulated()?;
+        let instruments = world.instruments.clone();
         // A slab in use would serve without asking the driver, which alone knows of the loss.
         if maps_pages(trial, id) {
             world.grant(&Request {
@@ -191,7 +193,8 @@ fn lost_device(trial: &mut Trial<'_>) -> Held {
                 ..Request::new(4 * MIB)
             })?;
         }
-        sim.set_faults(FaultPlan::new(vec![Fault::every(FaultKind::Lost).on(id)]))
+        instruments
+            .set_faults(FaultPlan::new(vec![Fault::every(FaultKind::Lost).on(id)]))
             .map_err(Failure::error)?;
         world.faulty = true;
         let large = Request {
@@ -202,7 +205,7 @@ fn lost_device(trial: &mut Trial<'_>) -> Held {
         let lost = first_reason(&refusal)
             .is_some_and(|reason| matches!(reason, RefusalReason::DeviceLost { .. }));
         hold!(lost, "the device is lost, but the refusal says {refusal}");
-        sim.clear_faults();
+        instruments.clear_faults();
         world.faulty = false;
         // Memory that is mapped there already must not be handed out either.
         world.refuse(&Request {

@@ -10,7 +10,9 @@ use ds4_sim::Topology;
 use super::campaign::panic_text;
 use super::trial::{Check, Failure, Held, Trial};
 use super::{CheckOptions, CheckResult, CheckRun, Sometimes, Suite, Totals, Verdict};
-use super::{determinism, faults, oom_loop, ownership, placement, recovery, refusal, streams};
+use super::{
+    determinism, faults, kernels, oom_loop, ownership, placement, recovery, refusal, streams,
+};
 use crate::target::{BackendKind, Target};
 
 fn checks() -> impl Iterator<Item = &'static Check> {
@@ -23,6 +25,7 @@ fn checks() -> impl Iterator<Item = &'static Check> {
         determinism::CHECKS,
         oom_loop::CHECKS,
         faults::CHECKS,
+        kernels::CHECKS,
     ]
     .into_iter()
     .flatten()
@@ -97,16 +100,8 @@ fn coverage(met: &BTreeMap<&'static str, u64>) -> Vec<Sometimes> {
 }
 
 fn attempt(check: &Check, trial: &mut Trial<'_>) -> Held {
-    if check.needs.sim && trial.target.sim().is_none() {
-        let why = "only a simulated machine can fail on demand; add --backend sim";
-        return Err(Failure::Skip(why.to_owned()));
-    }
-    let devices = trial.devices();
-    if devices < check.needs.devices {
-        return Err(Failure::Skip(format!(
-            "needs {} devices, the machine has {devices}",
-            check.needs.devices
-        )));
+    if let Some(why) = check.needs.lack(trial.target) {
+        return Err(Failure::Skip(why));
     }
     let ran = catch_unwind(AssertUnwindSafe(|| (check.body)(trial)));
     ran.unwrap_or_else(|payload| {

@@ -2,9 +2,13 @@
 //! replayed, shrunk and kept.
 
 use ds4_engine::alloc::{Lifetime, Request};
-use ds4_engine::device::{DeviceMask, StreamId};
-use ds4_sim::{FaultPlan, InputError};
+use ds4_engine::bytes::MIB;
+use ds4_engine::device::{DeviceId, DeviceMask, MAX_DEVICES, StreamId};
+use ds4_sim::{FaultPlan, InputError, Link, MAX_CAPACITY_BYTES, SimConfig, SimDevice};
 use serde::{Deserialize, Serialize};
+
+/// On less than this a device has no room for what a script ends with.
+const LEAST_CAPACITY_BYTES: u64 = 8 * MIB;
 
 /// A history that can be run again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,7 +141,55 @@ impl Script {
                 script.schema
             ));
         }
+        script.check(file)?;
         Ok(script)
+    }
+
+    /// Refuses a machine or faults that no simulator takes.
+    fn check(&self, file: &str) -> Result<(), String> {
+        let count = self.devices.len();
+        if !(1..=MAX_DEVICES).contains(&count) {
+            return Err(format!(
+                "{file}: devices: there are {count}; write 1 to {MAX_DEVICES}"
+            ));
+        }
+        for (index, device) in self.devices.iter().enumerate() {
+            let capacity = device.capacity_bytes;
+            if !(LEAST_CAPACITY_BYTES..=MAX_CAPACITY_BYTES).contains(&capacity) {
+                return Err(format!(
+                    "{file}: devices[{index}].capacity_bytes: {capacity} is out of range; write \
+                     {LEAST_CAPACITY_BYTES} to {MAX_CAPACITY_BYTES}"
+                ));
+            }
+        }
+        self.config()
+            .validate()
+            .map_err(|error| format!("{file}: {error}"))?;
+        let named = |error: InputError| {
+            let file = file.to_owned();
+            InputError { file, ..error }.to_string()
+        };
+        self.plan()
+            .map_err(named)?
+            .check_devices(count)
+            .map_err(named)
+    }
+
+    /// The machine that it runs on.
+    pub(super) fn config(&self) -> SimConfig {
+        let devices = self.devices.iter().map(|device| SimDevice {
+            page_bytes: device.pages.then_some(2 * MIB),
+            granularity_bytes: 64 << 10,
+            ..SimDevice::new(device.capacity_bytes)
+        });
+        let mut config = SimConfig::new("script", devices.collect());
+        let ids = || (0..self.devices.len()).filter_map(DeviceId::new);
+        for (to, device) in ids().zip(&self.devices) {
+            for from in ids().filter(|from| *from != to && !device.peers) {
+                config.set_link(from, to, Link::absent());
+            }
+        }
+        config
     }
 
     /// The script as a file holds it.
@@ -154,5 +206,42 @@ impl Script {
         };
         let json = serde_json::to_vec(&plan).unwrap_or_default();
         FaultPlan::from_json(&json, "the script's faults")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(devices: &str, faults: &str) -> String {
+        let json = format!(
+            "{{\"schema\":1,\"devices\":{devices},\"seed\":1,\"faults\":{faults},\"ops\":[]}}"
+        );
+        Script::from_json(json.as_bytes(), "s.json").unwrap_err()
+    }
+
+    #[test]
+    fn a_machine_that_cannot_be_is_refused_with_file_and_field() {
+        let device =
+            |bytes: u64| format!("{{\"capacity_bytes\":{bytes},\"pages\":true,\"peers\":true}}");
+        assert_eq!(
+            refusal("[]", "[]"),
+            "s.json: devices: there are 0; write 1 to 32"
+        );
+        let many = vec![device(1 << 30); 33].join(",");
+        assert!(refusal(&format!("[{many}]"), "[]").contains("devices: there are 33"));
+        for bytes in [0, 1, (8 << 20) - 1, (4 << 40) + 1, u64::MAX] {
+            let text = refusal(&format!("[{},{}]", device(1 << 30), device(bytes)), "[]");
+            assert!(
+                text.starts_with("s.json: devices[1].capacity_bytes: "),
+                "{text}"
+            );
+        }
+        let fault = r#"[{"at":"alloc","kind":"nope","skip":0,"count":1}]"#;
+        let text = refusal(&format!("[{}]", device(1 << 30)), fault);
+        assert!(text.starts_with("s.json:"), "{text}");
+        let far = r#"[{"at":"alloc","kind":"oom","device":3,"skip":0,"count":1}]"#;
+        let text = refusal(&format!("[{}]", device(1 << 30)), far);
+        assert!(text.starts_with("s.json:"), "{text}");
     }
 }

@@ -3,12 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ds4_engine::bytes::{MIB, format_bytes};
+use ds4_engine::device::{DeviceId, DeviceInfo, DeviceMask};
 use ds4_engine::hash::StateHash;
 
 use super::script::Script;
-use super::world::{Setup, World};
+use super::world::{Setup, World, usual_budget};
 use super::{CheckOptions, Suite};
 use crate::target::Target;
+
+/// The largest pages with which the smallest budget can still be cut up.
+const MOST_PAGE_BYTES: u64 = 8 * MIB;
+/// The largest pieces of the driver that still fit in number beside a budget.
+const MOST_GRANULARITY_BYTES: u64 = 4 * MIB;
 
 /// Why a check did not pass.
 #[derive(Clone, Debug)]
@@ -53,6 +60,7 @@ pub(super) struct Tally {
     pub(super) copies: u64,
     pub(super) rejected: u64,
     pub(super) faults: u64,
+    pub(super) launches: u64,
     pub(super) worlds: u64,
     pub(super) sometimes: BTreeMap<&'static str, u64>,
     pub(super) hash: StateHash,
@@ -71,6 +79,7 @@ impl Tally {
         self.copies += other.copies;
         self.rejected += other.rejected;
         self.faults += other.faults;
+        self.launches += other.launches;
         self.worlds += other.worlds;
         for (situation, hits) in &other.sometimes {
             *self.sometimes.entry(situation).or_default() += hits;
@@ -80,7 +89,7 @@ impl Tally {
 
     /// Operations in all; none of them means that nothing was shown.
     pub(super) fn work(&self) -> u64 {
-        self.allocations + self.refusals + self.rejected + self.copies
+        self.allocations + self.refusals + self.rejected + self.copies + self.launches
     }
 
     /// What was done, for people.
@@ -92,6 +101,7 @@ impl Tally {
             (self.copies, "copy", "copies"),
             (self.rejected, "bad call rejected", "bad calls rejected"),
             (self.faults, "fault fired", "faults fired"),
+            (self.launches, "kernel launched", "kernels launched"),
             (self.worlds, "history", "histories"),
         ];
         let parts: Vec<String> = counts
@@ -128,7 +138,7 @@ pub(super) struct Trial<'a> {
     pub(super) seed: u64,
     pub(super) cases: u32,
     pub(super) tally: Tally,
-    stop: &'a AtomicBool,
+    pub(super) stop: &'a AtomicBool,
 }
 
 impl<'a> Trial<'a> {
@@ -158,7 +168,7 @@ impl<'a> Trial<'a> {
     /// A world on fresh devices.
     pub(super) fn world(&self, setup: Setup) -> Result<World, Failure> {
         self.go_on()?;
-        let target = self.target.fresh().map_err(Failure::error)?;
+        let target = self.target.instrumented().map_err(Failure::error)?;
         World::open(target, setup)
     }
 
@@ -181,29 +191,110 @@ pub(super) struct Check {
 /// What a check cannot do without.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// A simulated machine.
+    /// What only a simulated machine has: virtual time, and the order of its stream work.
     pub(super) sim: bool,
     /// So many devices.
     pub(super) devices: usize,
+    /// What the machine's devices have to offer.
+    pub(super) room: Room,
+}
+
+/// What a check needs of each device of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Nothing: it makes machines of its own.
+    Own,
+    /// The usual budget, in pages that are not too large for it.
+    Budget,
+    /// As much again for others, taken from the driver in pieces that are not too large.
+    Spare,
 }
 
 impl Needs {
     pub(super) const NOTHING: Self = Self {
         sim: false,
         devices: 1,
+        room: Room::Budget,
     };
     pub(super) const TWO: Self = Self {
-        sim: false,
         devices: 2,
+        ..Self::NOTHING
     };
     pub(super) const SIM: Self = Self {
         sim: true,
-        devices: 1,
+        ..Self::NOTHING
     };
-    pub(super) const SIM_TWO: Self = Self {
+    pub(super) const OWN: Self = Self {
+        room: Room::Own,
+        ..Self::NOTHING
+    };
+
+    /// As [`Needs::OWN`], where the machines that it makes must be simulated ones.
+    pub(super) const SIM_OWN: Self = Self {
         sim: true,
-        devices: 2,
+        ..Self::OWN
     };
+
+    pub(super) const fn spare(self) -> Self {
+        Self {
+            room: Room::Spare,
+            ..self
+        }
+    }
+
+    /// What of it a machine lacks, as a sentence.
+    pub(super) fn lack(&self, target: &Target) -> Option<String> {
+        if self.sim && target.sim().is_none() {
+            let why = "needs the virtual time of a simulated machine; add --backend sim";
+            return Some(why.to_owned());
+        }
+        let infos = target.backend().devices();
+        if infos.len() < self.devices {
+            return Some(format!(
+                "needs {} devices, the machine has {}",
+                self.devices,
+                infos.len()
+            ));
+        }
+        let ids = DeviceMask::first(infos.len());
+        ids.iter()
+            .zip(infos)
+            .find_map(|(id, info)| self.lack_of_device(target, id, info))
+    }
+
+    fn lack_of_device(&self, target: &Target, id: DeviceId, info: &DeviceInfo) -> Option<String> {
+        if self.room == Room::Own {
+            return None;
+        }
+        if let Some(page) = info.page_bytes.filter(|page| *page > MOST_PAGE_BYTES) {
+            return Some(format!(
+                "needs pages of at most {}, {id} has pages of {}",
+                format_bytes(MOST_PAGE_BYTES),
+                format_bytes(page)
+            ));
+        }
+        let spare = u64::from(self.room == Room::Spare);
+        let wanted = usual_budget(id) * (1 + spare);
+        // A device that does not answer is the check's to report.
+        let free = target.backend().memory_info(id).ok()?.free_bytes;
+        if free < wanted {
+            return Some(format!(
+                "needs {} free, {id} has {}",
+                format_bytes(wanted),
+                format_bytes(free)
+            ));
+        }
+        // Slabs are whole pieces, and so is what others take.
+        let in_pieces = self.room == Room::Spare || info.page_bytes.is_none();
+        let granularity = info.granularity_bytes;
+        (in_pieces && granularity > MOST_GRANULARITY_BYTES).then(|| {
+            format!(
+                "needs a driver that gives pieces of {}, that of {id} gives {}",
+                format_bytes(MOST_GRANULARITY_BYTES),
+                format_bytes(granularity)
+            )
+        })
+    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::collections::hash_map::Entry;
 
 use super::error::{Position, Site};
 use super::{
-    MAX_DEVICE_INDEX, NoteKind, ReadLimits, Trace, TraceAction, TraceError, TraceEvent,
-    TraceFormat, TraceNote,
+    MAX_DEVICE_INDEX, MAX_STREAMS, NoteKind, ReadLimits, Trace, TraceAction, TraceError,
+    TraceEvent, TraceFormat, TraceNote,
 };
 
 /// The largest size that a device address space can express.
@@ -87,6 +87,7 @@ impl<'a> Book<'a> {
 
     pub(super) fn alloc(&mut self, raw: RawAlloc) -> Result<(), TraceError> {
         let device = self.device(raw.device, raw.at)?;
+        self.check_time(raw.time_us, raw.at)?;
         self.check_bytes(raw.bytes, raw.at)?;
         if raw.bytes == 0 {
             if self.format == TraceFormat::Jsonl {
@@ -98,7 +99,7 @@ impl<'a> Book<'a> {
             return Ok(());
         }
         self.check_room(raw.at)?;
-        let stream = self.stream(device, raw.stream);
+        let stream = self.stream(device, raw.stream, raw.at)?;
         let slot = Slot {
             id: self.blocks,
             bytes: raw.bytes,
@@ -135,6 +136,7 @@ impl<'a> Book<'a> {
 
     pub(super) fn free(&mut self, raw: RawFree) -> Result<(), TraceError> {
         let device = self.device(raw.device, raw.at)?;
+        self.check_time(raw.time_us, raw.at)?;
         let key = self.key(device, raw.label);
         let has_room = self.check_room(raw.at);
         let Some(slot) = self.slots.get_mut(&key) else {
@@ -152,7 +154,7 @@ impl<'a> Book<'a> {
             self.note(NoteKind::SizeMismatches);
         }
         let stream = match raw.stream {
-            Some(handle) => self.stream(device, handle),
+            Some(handle) => self.stream(device, handle, raw.at)?,
             None => known.stream,
         };
         self.push(
@@ -210,13 +212,14 @@ impl<'a> Book<'a> {
     /// knows the block.
     pub(super) fn live_before(&mut self, raw: RawAlloc) -> Result<(), TraceError> {
         let device = self.device(raw.device, raw.at)?;
+        self.check_time(raw.time_us, raw.at)?;
         self.check_bytes(raw.bytes, raw.at)?;
         let key = self.key(device, raw.label);
         if raw.bytes == 0 || self.slots.contains_key(&key) {
             return Ok(());
         }
         self.check_room(raw.at)?;
-        let stream = self.stream(device, raw.stream);
+        let stream = self.stream(device, raw.stream, raw.at)?;
         let id = self.blocks;
         self.blocks += 1;
         let slot = Slot {
@@ -343,20 +346,44 @@ impl<'a> Book<'a> {
         ))
     }
 
+    /// Times above this would not come back from a recording: pickles have signed numbers.
+    fn check_time(&self, time_us: u64, at: Position) -> Result<(), TraceError> {
+        if i64::try_from(time_us).is_ok() {
+            return Ok(());
+        }
+        let problem = format!("time {time_us} is above {} microseconds", i64::MAX);
+        Err(self.site.sequence(
+            at,
+            problem,
+            "count the time from the start of the recording",
+        ))
+    }
+
     /// The dense number of a stream handle, by order of first use on the device.
-    fn stream(&mut self, device: u32, handle: u64) -> u32 {
+    fn stream(&mut self, device: u32, handle: u64, at: Position) -> Result<u32, TraceError> {
         let index = usize::try_from(device).unwrap_or(0);
         if self.streams.len() <= index {
             self.streams.resize_with(index + 1, HashMap::new);
         }
         if handle == 0 {
-            return 0;
+            return Ok(0);
         }
         let Some(known) = self.streams.get_mut(index) else {
-            return 0;
+            return Ok(0);
         };
         let next = u32::try_from(known.len() + 1).unwrap_or(u32::MAX);
-        *known.entry(handle).or_insert(next)
+        match known.entry(handle) {
+            Entry::Occupied(number) => Ok(*number.get()),
+            Entry::Vacant(_) if next > MAX_STREAMS => {
+                let problem = format!(
+                    "the trace uses more than {MAX_STREAMS} streams on device {device}, the most \
+                     that a device has here"
+                );
+                let remedy = "record the work on fewer streams";
+                Err(self.site.fixed_limit(at, problem, remedy))
+            }
+            Entry::Vacant(unknown) => Ok(*unknown.insert(next)),
+        }
     }
 }
 
@@ -462,6 +489,41 @@ mod tests {
         }
         assert!(refusal(book.alloc(alloc(5, 5, 8))).contains("more than 4 events"));
         assert_eq!(book.finish().unwrap().devices, 32);
+    }
+
+    #[test]
+    fn a_trace_of_too_many_streams_is_refused_at_the_event_that_uses_one_more() {
+        let limits = ReadLimits::default();
+        let mut book = Book::new(TraceFormat::Jsonl, Site { file: "t" }, &limits);
+        let on = |device, stream: u64| RawAlloc {
+            stream,
+            device,
+            ..alloc(stream, stream + (device << 32), 8)
+        };
+        for stream in 0..=u64::from(MAX_STREAMS) {
+            book.alloc(on(0, stream)).unwrap();
+        }
+        book.alloc(on(1, 9999)).unwrap();
+        let message = refusal(book.alloc(on(0, 5000)));
+        assert!(
+            message.starts_with("t line 5000: the trace uses more than 4096 streams on device 0"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_time_that_no_recording_could_hold_is_refused() {
+        let mut book = book(TraceFormat::Jsonl);
+        let late = RawAlloc {
+            time_us: 1 << 63,
+            ..alloc(1, 1, 8)
+        };
+        assert!(refusal(book.alloc(late)).starts_with("t line 1: time 9223372036854775808 is"));
+        book.alloc(RawAlloc {
+            time_us: (1 << 63) - 1,
+            ..alloc(1, 1, 8)
+        })
+        .unwrap();
     }
 
     #[test]

@@ -82,6 +82,11 @@ pub enum TraceError {
     Sequence(Complaint),
     /// The trace is larger than the caller allows: raise the limit or record less.
     Limit(Complaint),
+    /// The caller wanted the reading to end.
+    Stopped {
+        /// Name of the file as the caller gave it.
+        file: String,
+    },
 }
 
 impl fmt::Display for TraceError {
@@ -96,6 +101,7 @@ impl fmt::Display for TraceError {
             Self::Format(complaint) | Self::Sequence(complaint) | Self::Limit(complaint) => {
                 complaint.fmt(f)
             }
+            Self::Stopped { file } => write!(f, "{file}: interrupted while it was read"),
         }
     }
 }
@@ -104,7 +110,7 @@ impl Error for TraceError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Io { source, .. } => Some(source),
-            Self::Format(_) | Self::Sequence(_) | Self::Limit(_) => None,
+            Self::Format(_) | Self::Sequence(_) | Self::Limit(_) | Self::Stopped { .. } => None,
         }
     }
 }
@@ -116,6 +122,7 @@ pub(super) enum SourceProblem {
     TooManyBytes { max: u64 },
     LineTooLong { line: u64, max: usize },
     GzipDamaged,
+    Stopped,
 }
 
 impl fmt::Display for SourceProblem {
@@ -126,6 +133,7 @@ impl fmt::Display for SourceProblem {
             }
             Self::LineTooLong { max, .. } => write!(f, "the line is longer than {max} bytes"),
             Self::GzipDamaged => f.write_str("the gzip data is cut short or damaged"),
+            Self::Stopped => f.write_str("stopped"),
         }
     }
 }
@@ -138,7 +146,7 @@ impl From<SourceProblem> for io::Error {
     }
 }
 
-const RECORD_LESS: &str = "record a shorter trace or raise the limit";
+const RECORD_LESS: &str = "record a shorter trace";
 
 /// The file being read, as the maker of errors about it.
 #[derive(Debug, Clone, Copy)]
@@ -178,6 +186,16 @@ impl Site<'_> {
         TraceError::Limit(self.complaint(at, problem.into(), RECORD_LESS))
     }
 
+    /// A limit that no caller can raise.
+    pub(super) fn fixed_limit(
+        self,
+        at: Position,
+        problem: impl Into<String>,
+        remedy: &'static str,
+    ) -> TraceError {
+        TraceError::Limit(self.complaint(at, problem.into(), remedy))
+    }
+
     pub(super) fn io(self, source: io::Error) -> TraceError {
         let Some(problem) = source.get_ref().and_then(|inner| inner.downcast_ref()) else {
             return TraceError::Io {
@@ -195,6 +213,9 @@ impl Site<'_> {
                 problem.to_string(),
                 "copy or record the file again",
             ),
+            SourceProblem::Stopped => TraceError::Stopped {
+                file: self.file.to_owned(),
+            },
         }
     }
 }

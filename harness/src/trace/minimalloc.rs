@@ -15,6 +15,9 @@ use super::{NoteKind, ReadLimits, Trace, TraceError, TraceFormat};
 
 const MEND: &str = "mend the row";
 
+/// Ids are kept to find the one that comes twice.
+const MAX_ID_BYTES: usize = 64;
+
 pub(super) fn is_header(columns: &[String]) -> bool {
     Columns::find(columns).is_some()
 }
@@ -82,7 +85,7 @@ pub(super) fn read(
             let problem = format!("id {} was given before at {earlier}", shown(id));
             return Err(site.sequence(at, problem, "give each buffer an id of its own"));
         }
-        if buffers.len() >= limits.max_events / 2 {
+        if lines_by_id.len() > limits.max_events / 2 {
             let problem = format!("the trace has more than {} events", limits.max_events);
             return Err(site.limit(at, problem));
         }
@@ -114,6 +117,9 @@ fn parse_row<'a>(
     let id = field(columns.id);
     if id.is_empty() {
         return Err("the row has no id".to_owned());
+    }
+    if id.len() > MAX_ID_BYTES {
+        return Err(format!("the id is longer than {MAX_ID_BYTES} bytes"));
     }
     let lower = parse_whole("lower", field(columns.lower))?;
     let upper = parse_whole("upper", field(columns.upper))?;
@@ -217,6 +223,22 @@ mod tests {
     }
 
     #[test]
+    fn rows_without_bytes_count_too() {
+        let limits = ReadLimits {
+            max_events: 4,
+            ..ReadLimits::default()
+        };
+        let text = "id,lower,upper,size\n1,0,1,0\n2,0,1,0\n3,0,1,0\n";
+        let message = read_bytes(text.as_bytes(), "t", &limits)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.starts_with("t line 4: the trace has more than 4 events"),
+            "{message}"
+        );
+    }
+
+    #[test]
     fn bad_rows_are_named_with_their_line() {
         for (row, what) in [
             ("1,5,5,64", "upper 5 is not above lower 5"),
@@ -227,6 +249,7 @@ mod tests {
             ("1,0,5", "3 fields"),
             (",0,5,8", "no id"),
             ("0,0,1,8", "given before at line 2"),
+            (&format!("{},0,1,8", "x".repeat(65)), "longer than 64 bytes"),
         ] {
             let text = format!("id,lower,upper,size\n0,0,1,8\n{row}\n");
             let message = problem(&text).unwrap_err().to_string();

@@ -28,18 +28,22 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use error::Site;
 
 pub use error::{Complaint, Position, TraceError};
 pub use record::write_files;
 pub use write::{
-    RecordedBlock, RecordedDevice, RecordedEvent, RecordedKind, RecordedRun, write_jsonl,
-    write_pytorch_snapshot, write_rmm_csv,
+    RecordedBlock, RecordedDevice, RecordedEvent, RecordedKind, RecordedRun, RecordedSegment,
+    write_jsonl, write_pytorch_snapshot, write_rmm_csv,
 };
 
 /// The highest device index that a trace may name; a device mask has 32 bits.
 pub const MAX_DEVICE_INDEX: u32 = 31;
+
+/// The most streams of one device that a trace may use, the default stream not counted.
+pub const MAX_STREAMS: u32 = 4096;
 
 /// A file format that a trace can be read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -187,14 +191,14 @@ pub struct Trace {
     pub notes: Vec<TraceNote>,
 }
 
-/// How much a reader accepts before it refuses.
+/// How much a reader accepts before it refuses. A trace at the limits is read in less than 1 GB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadLimits {
     /// Bytes of the file once decompressed.
     pub max_bytes: u64,
     /// Bytes of one line of a text format.
     pub max_line_bytes: usize,
-    /// Events of the trace.
+    /// Events of the trace, up to 200 bytes of memory each while it is read.
     pub max_events: usize,
     /// Values of a pickle that are held at once, up to 32 bytes of memory each.
     pub max_pickle_items: usize,
@@ -205,8 +209,8 @@ impl Default for ReadLimits {
         Self {
             max_bytes: 4 << 30,
             max_line_bytes: 64 << 10,
-            max_events: 20_000_000,
-            max_pickle_items: 32 << 20,
+            max_events: 3_500_000,
+            max_pickle_items: 20 << 20,
         }
     }
 }
@@ -221,6 +225,20 @@ pub fn read_path(path: &Path, limits: &ReadLimits) -> Result<Trace, TraceError> 
     let file = path.display().to_string();
     let opened = File::open(path).map_err(|source| Site { file: &file }.io(source))?;
     read_from(opened, &file, limits)
+}
+
+/// As [`read_path`], until `stop` is set.
+///
+/// # Errors
+/// As [`read_path`], and [`TraceError::Stopped`].
+pub fn read_path_until(
+    path: &Path,
+    limits: &ReadLimits,
+    stop: &AtomicBool,
+) -> Result<Trace, TraceError> {
+    let file = path.display().to_string();
+    let opened = File::open(path).map_err(|source| Site { file: &file }.io(source))?;
+    read_from(source::Stoppable::new(opened, stop), &file, limits)
 }
 
 /// Reads a trace from `reader`; `file` names it in errors.

@@ -1,8 +1,9 @@
 //! Where a recorded run goes: one file in the format its name asks for, or a folder with all.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::files::{Staged, write_new};
 
 use super::write::{RecordedRun, write_jsonl, write_pytorch_snapshot, write_rmm_csv};
 
@@ -21,11 +22,11 @@ pub fn write_files(run: &RecordedRun, path: &Path) -> io::Result<Vec<PathBuf>> {
         return write_folder(run, path);
     }
     match extension {
-        Some("jsonl") => write_file(path, |out| write_jsonl(run, out))?,
-        Some("pickle") => write_file(path, |out| write_pytorch_snapshot(run, out))?,
+        Some("jsonl") => write_new(path, |out| write_jsonl(run, out))?,
+        Some("pickle") => write_new(path, |out| write_pytorch_snapshot(run, out))?,
         Some("csv") => {
             let device = only_device(run)?;
-            write_file(path, |out| write_rmm_csv(run, device, out))?;
+            write_new(path, |out| write_rmm_csv(run, device, out))?;
         }
         _ => {
             let problem = format!(
@@ -40,27 +41,20 @@ pub fn write_files(run: &RecordedRun, path: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn write_folder(run: &RecordedRun, folder: &Path) -> io::Result<Vec<PathBuf>> {
-    fs::create_dir_all(folder)?;
+    let mut staged = Staged::default();
+    staged.folder(folder)?;
     let mut written = vec![folder.join("trace.jsonl"), folder.join("trace.pickle")];
     if let [lines, snapshot] = written.as_slice() {
-        write_file(lines, |out| write_jsonl(run, out))?;
-        write_file(snapshot, |out| write_pytorch_snapshot(run, out))?;
+        staged.write(lines, |out| write_jsonl(run, out))?;
+        staged.write(snapshot, |out| write_pytorch_snapshot(run, out))?;
     }
     for (device, _) in (0_u32..).zip(&run.devices) {
         let log = folder.join(format!("trace.dev{device}.csv"));
-        write_file(&log, |out| write_rmm_csv(run, device, out))?;
+        staged.write(&log, |out| write_rmm_csv(run, device, out))?;
         written.push(log);
     }
+    staged.finish()?;
     Ok(written)
-}
-
-fn write_file(
-    path: &Path,
-    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
-) -> io::Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
-    write(&mut out)?;
-    out.flush()
 }
 
 /// The device that every event is on; 0 if there are no events.
@@ -76,13 +70,15 @@ fn only_device(run: &RecordedRun) -> io::Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{RecordedDevice, RecordedEvent, RecordedKind};
+    use crate::trace::{RecordedDevice, RecordedEvent, RecordedKind, RecordedSegment};
 
     fn run(devices: u32) -> RecordedRun {
         let pool = RecordedDevice {
-            capacity_bytes: 1024,
-            base_address: 0,
-            blocks_at_end: Vec::new(),
+            segments: vec![RecordedSegment {
+                address: 0,
+                bytes: 1024,
+                blocks_at_end: Vec::new(),
+            }],
         };
         let event = |device| RecordedEvent {
             time_us: 0,

@@ -1,6 +1,7 @@
 //! Byte sources that know where to stop: a cap on bytes, a cap on a line, damaged gzip.
 
 use std::io::{self, BufRead, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::{Position, Site, SourceProblem};
 use super::{ReadLimits, TraceError};
@@ -29,6 +30,27 @@ impl<R: Read> Read for Capped<R> {
             .checked_sub(read as u64)
             .ok_or(SourceProblem::TooManyBytes { max: self.max })?;
         Ok(read)
+    }
+}
+
+/// Stops yielding bytes once a flag is set.
+pub(super) struct Stoppable<'a, R> {
+    inner: R,
+    stop: &'a AtomicBool,
+}
+
+impl<'a, R: Read> Stoppable<'a, R> {
+    pub(super) fn new(inner: R, stop: &'a AtomicBool) -> Self {
+        Self { inner, stop }
+    }
+}
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(SourceProblem::Stopped.into());
+        }
+        self.inner.read(buf)
     }
 }
 

@@ -52,10 +52,12 @@ fn sample_run() -> RecordedRun {
         requested_bytes,
         stream,
     };
-    let pool = |base_address, blocks_at_end| RecordedDevice {
-        capacity_bytes: 1 << 20,
-        base_address,
-        blocks_at_end,
+    let pool = |address, blocks_at_end| RecordedDevice {
+        segments: vec![RecordedSegment {
+            address,
+            bytes: 1 << 20,
+            blocks_at_end,
+        }],
     };
     let block = RecordedBlock {
         offset_bytes: 256,
@@ -209,7 +211,7 @@ fn runs_that_contradict_themselves_are_not_written() {
         bytes: 1 << 20,
         requested_bytes: 1,
     };
-    run.devices[0].blocks_at_end.push(block);
+    run.devices[0].segments[0].blocks_at_end.push(block);
     assert!(write_pytorch_snapshot(&run, &mut Vec::new()).is_err());
 }
 

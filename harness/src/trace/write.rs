@@ -38,7 +38,7 @@ pub struct RecordedEvent {
 /// A block that was live when the recording ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedBlock {
-    /// Offset from the device's base address, in bytes.
+    /// Offset from the segment's address, in bytes.
     pub offset_bytes: u64,
     /// Bytes that the block takes, after rounding.
     pub bytes: u64,
@@ -46,15 +46,30 @@ pub struct RecordedBlock {
     pub requested_bytes: u64,
 }
 
-/// The pool of one device at the end of a recording.
+/// A part of a device's pool that lies in one piece, at the end of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecordedDevice {
-    /// Size of the pool, in bytes.
-    pub capacity_bytes: u64,
-    /// Address of the pool's first byte.
-    pub base_address: u64,
-    /// Live blocks, in any order; they do not overlap and lie within the pool.
+pub struct RecordedSegment {
+    /// Address of the first byte.
+    pub address: u64,
+    /// Size, in bytes.
+    pub bytes: u64,
+    /// Live blocks, in any order; they do not overlap and lie within the segment.
     pub blocks_at_end: Vec<RecordedBlock>,
+}
+
+/// The pool of one device at the end of a recording.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RecordedDevice {
+    /// Its parts.
+    pub segments: Vec<RecordedSegment>,
+}
+
+impl RecordedDevice {
+    fn bytes(&self) -> u64 {
+        self.segments
+            .iter()
+            .fold(0, |sum, segment| sum.saturating_add(segment.bytes))
+    }
 }
 
 /// A run as it was recorded.
@@ -152,12 +167,12 @@ pub fn write_rmm_csv(run: &RecordedRun, device: u32, out: &mut impl Write) -> io
 
 /// Writes the run as a PyTorch memory snapshot, which <https://pytorch.org/memory_viz> opens.
 ///
-/// Each pool is one segment. A free is written as `free_requested` and `free_completed`, a
+/// Each part of a pool is a segment. A free is written as `free_requested` and `free_completed`, a
 /// refusal as `oom` with the bytes of the pool that were free.
 ///
 /// # Errors
 /// What `out` reports, and `InvalidInput` if an event names no device of the run, or if blocks
-/// at the end overlap or leave their pool.
+/// at the end overlap or leave their segment.
 pub fn write_pytorch_snapshot(run: &RecordedRun, out: &mut impl Write) -> io::Result<()> {
     if let Some(event) = run
         .events
@@ -174,7 +189,9 @@ pub fn write_pytorch_snapshot(run: &RecordedRun, out: &mut impl Write) -> io::Re
         root.text("segments")?;
         root.list(|segments| {
             for (index, device) in (0_u64..).zip(&run.devices) {
-                segments.append_dict(|segment| write_segment(segment, index, device))?;
+                for part in &device.segments {
+                    segments.append_dict(|segment| write_segment(segment, index, part))?;
+                }
             }
             Ok(())
         })?;
@@ -202,15 +219,15 @@ fn usize_of(index: u32) -> usize {
 fn write_segment<W: Write>(
     segment: &mut Pickle<'_, W>,
     index: u64,
-    device: &RecordedDevice,
+    part: &RecordedSegment,
 ) -> io::Result<()> {
-    let mut blocks = device.blocks_at_end.clone();
+    let mut blocks = part.blocks_at_end.clone();
     blocks.sort_by_key(|block| block.offset_bytes);
     let taken: u64 = blocks.iter().map(|block| block.bytes).sum();
     let requested = blocks.iter().map(|block| block.requested_bytes).sum();
     segment.field("device", index)?;
-    segment.field("address", device.base_address)?;
-    segment.field("total_size", device.capacity_bytes)?;
+    segment.field("address", part.address)?;
+    segment.field("total_size", part.bytes)?;
     segment.field("allocated_size", taken)?;
     segment.field("active_size", taken)?;
     segment.field("requested_size", requested)?;
@@ -224,33 +241,37 @@ fn write_segment<W: Write>(
     segment.text("frames")?;
     segment.list(|_| Ok(()))?;
     segment.text("blocks")?;
-    segment.list(|list| write_blocks(list, device, &blocks))
+    segment.list(|list| write_blocks(list, part, &blocks))
 }
 
 /// Blocks must tile the segment: the page derives each address from the sizes before it.
 fn write_blocks<W: Write>(
     list: &mut Pickle<'_, W>,
-    device: &RecordedDevice,
+    part: &RecordedSegment,
     blocks: &[RecordedBlock],
 ) -> io::Result<()> {
     let mut end = 0;
     for block in blocks {
-        let outside = || invalid(format!("blocks overlap or leave the pool at offset {end}"));
+        let outside = || {
+            invalid(format!(
+                "blocks overlap or leave their segment at offset {end}"
+            ))
+        };
         let gap = block.offset_bytes.checked_sub(end).ok_or_else(outside)?;
         let next_end = block
             .offset_bytes
             .checked_add(block.bytes)
             .ok_or_else(outside)?;
-        if next_end > device.capacity_bytes {
+        if next_end > part.bytes {
             return Err(outside());
         }
-        write_block(list, device.base_address.saturating_add(end), gap, None)?;
-        let address = device.base_address.saturating_add(block.offset_bytes);
+        write_block(list, part.address.saturating_add(end), gap, None)?;
+        let address = part.address.saturating_add(block.offset_bytes);
         write_block(list, address, block.bytes, Some(block.requested_bytes))?;
         end = next_end;
     }
-    let rest = device.capacity_bytes.saturating_sub(end);
-    write_block(list, device.base_address.saturating_add(end), rest, None)
+    let rest = part.bytes.saturating_sub(end);
+    write_block(list, part.address.saturating_add(end), rest, None)
 }
 
 /// Writes a live block, or a free one if nothing is requested; a block of no bytes is left out.
@@ -283,18 +304,21 @@ fn write_device_trace<'a, W: Write>(
     device: &RecordedDevice,
     events: impl Iterator<Item = &'a RecordedEvent>,
 ) -> io::Result<()> {
-    let mut free = device.capacity_bytes;
+    let whole = device.bytes();
+    let mut free = whole;
     let mut events = events.peekable();
-    let Some(first) = events.peek() else {
+    let Some(first) = events.peek().copied() else {
         return Ok(());
     };
-    let pool = RecordedEvent {
-        address: device.base_address,
-        requested_bytes: device.capacity_bytes,
-        stream: 0,
-        ..**first
-    };
-    trace.append_dict(|entry| write_entry(entry, "segment_alloc", "addr", &pool))?;
+    for part in &device.segments {
+        let segment = RecordedEvent {
+            address: part.address,
+            requested_bytes: part.bytes,
+            stream: 0,
+            ..*first
+        };
+        trace.append_dict(|entry| write_entry(entry, "segment_alloc", "addr", &segment))?;
+    }
     for event in events {
         match event.kind {
             RecordedKind::Alloc => {
@@ -302,7 +326,7 @@ fn write_device_trace<'a, W: Write>(
                 trace.append_dict(|entry| write_entry(entry, "alloc", "addr", event))?;
             }
             RecordedKind::Free => {
-                free = free.saturating_add(event.bytes).min(device.capacity_bytes);
+                free = free.saturating_add(event.bytes).min(whole);
                 trace.append_dict(|entry| write_entry(entry, "free_requested", "addr", event))?;
                 trace.append_dict(|entry| write_entry(entry, "free_completed", "addr", event))?;
             }

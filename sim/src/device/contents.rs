@@ -1,6 +1,6 @@
 //! The bytes behind a device's addresses: which are live, and what they hold.
 
-use ds4_engine::device::{DeviceId, DeviceMask};
+use ds4_engine::device::DeviceId;
 
 use super::{DeviceState, Refused};
 use crate::memory::{Piece, SparseBytes};
@@ -35,11 +35,8 @@ impl DeviceState {
                 }
                 Place::Allocation(..) => return Ok((address, end)),
                 Place::Page(start, contents) => {
-                    let peers = self
-                        .mappings
-                        .get(&start)
-                        .map_or(DeviceMask::EMPTY, |m| m.peers);
-                    if reader != self.id && !peers.contains(reader) {
+                    let mapping = self.mappings.get(&start);
+                    if !mapping.is_some_and(|mapping| mapping.readers.contains(reader)) {
                         return Err(Refused::Misuse(format!(
                             "invalid address: the page at {start:#x} is not mapped for {reader}"
                         )));

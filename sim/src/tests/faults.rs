@@ -9,9 +9,9 @@ use ds4_kernels::Launch;
 use super::*;
 use crate::{Call, Fault, FaultKind, FaultPlan};
 
-fn one_call(sim: &SimBackend, call: Call) -> Result<(), BackendError> {
+pub(super) fn one_call(sim: &dyn Backend, call: Call) -> Result<(), BackendError> {
     let (d, s) = (gpu(0), StreamId(1));
-    let a = DeviceAddress(1 << 44);
+    let a = DeviceAddress(8 << 44);
     match call {
         Call::MemoryInfo => sim.memory_info(d).map(|_| ()),
         Call::Allocate => sim.allocate(d, 64).map(|_| ()),
@@ -34,7 +34,7 @@ fn one_call(sim: &SimBackend, call: Call) -> Result<(), BackendError> {
         Call::Read => sim.read(d, a, &mut [0]),
         Call::Fill => sim.fill(d, a, 1, 0, s),
         Call::CopyLocal => sim.copy_local(d, a, a, 1, s),
-        Call::CopyPeer => sim.copy_peer((d, a), (gpu(1), DeviceAddress(2 << 44)), 1, s),
+        Call::CopyPeer => sim.copy_peer((d, a), (gpu(1), DeviceAddress(9 << 44)), 1, s),
         Call::Launch => sim.launch(
             d,
             s,
@@ -208,12 +208,12 @@ fn a_delay_moves_the_end_of_stream_work_or_the_host() {
     let works: [(Call, Work); 3] = [
         (Call::Fill, |sim| {
             let start = sim.now_ns();
-            sim.fill(gpu(0), DeviceAddress(1 << 44), 64, 0, DEFAULT)
+            sim.fill(gpu(0), DeviceAddress(8 << 44), 64, 0, DEFAULT)
                 .unwrap();
             assert!(sim.now_ns() - start < 10_000, "the host goes on");
         }),
         (Call::Write, |sim| {
-            sim.write(gpu(0), DeviceAddress(1 << 44), &[1]).unwrap();
+            sim.write(gpu(0), DeviceAddress(8 << 44), &[1]).unwrap();
         }),
         (Call::CreateStream, |sim| {
             assert!(sim.create_stream(gpu(0)).is_ok());

@@ -233,3 +233,18 @@ fn identities_are_distinct_and_visibly_simulated() {
     );
     assert!(one.uuid.starts_with("SIM-") && one.uuid != two.uuid);
 }
+
+#[test]
+fn a_page_mapped_closed_is_reached_by_nobody_until_its_readers_are_set() {
+    let sim = machine(1, GIB);
+    let base = sim.reserve(gpu(0), PAGE).unwrap();
+    let page = sim.create_page(gpu(0)).unwrap();
+    sim.map_closed(gpu(0), base, page).unwrap();
+    assert!(sim.write(gpu(0), base, &[1]).is_err());
+    let readers = DeviceMask::only(gpu(0));
+    sim.set_readers(gpu(0), base, readers).unwrap();
+    sim.write(gpu(0), base, &[1]).unwrap();
+    assert!(sim.set_readers(gpu(0), after(base, PAGE), readers).is_err());
+    assert_eq!(sim.device_of(base), Some(gpu(0)));
+    assert_eq!(sim.device_of(DeviceAddress(1 << 46)), None);
+}

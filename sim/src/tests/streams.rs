@@ -313,3 +313,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn copies_with_the_host_in_order_of_a_stream_race_with_no_work_of_it() {
+    let sim = machine(1, GIB);
+    let address = sim.allocate(gpu(0), 4096).unwrap();
+    let stream = sim.create_stream(gpu(0)).unwrap();
+    let mut data = [0; 4];
+    sim.fill(gpu(0), address, 4096, 1, stream).unwrap();
+    sim.write_in_order(gpu(0), address, &[2, 3], stream)
+        .unwrap();
+    sim.read_in_order(gpu(0), address, &mut data, stream)
+        .unwrap();
+    assert_eq!(data, [2, 3, 1, 1]);
+    assert!(!sim.stream_done(gpu(0), stream).unwrap());
+    let event = sim.record_event(gpu(0), stream).unwrap();
+    assert!(sim.event_done_ns(gpu(0), event).unwrap() > sim.now_ns());
+
+    sim.order_after((gpu(0), StreamId::DEFAULT), (gpu(0), stream));
+    sim.fill(gpu(0), address, 4096, 1, StreamId::DEFAULT)
+        .unwrap();
+    assert_eq!(sim.ledger().findings(), []);
+    while !sim.stream_done(gpu(0), stream).unwrap() {}
+}

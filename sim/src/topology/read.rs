@@ -5,7 +5,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::Topology;
-use crate::config::{Link, Problem, SimConfig, SimDevice};
+use crate::config::{Link, Problem, SimConfig, SimDevice, bad_name};
 use crate::input::{InputError, line_and_column, one_line};
 use crate::size::Size;
 
@@ -86,10 +86,10 @@ impl Reader<'_> {
 
     fn topology(&self, raw: &RawTopology) -> Result<Topology, InputError> {
         let machine = raw.machine.get_ref();
-        if machine.is_empty() || machine.chars().any(char::is_control) {
+        if let Some(problem) = bad_name(machine) {
             return Err(self.error(
                 &raw.machine,
-                "the machine's name is empty or has control characters",
+                format!("the machine's name {problem}"),
                 "write for example machine = \"2xh200\"",
             ));
         }

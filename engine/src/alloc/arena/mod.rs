@@ -13,7 +13,7 @@ use super::error::{FreeError, RefusalReason};
 use super::pool::{
     Block, BlockId, Fit, Lifetime, MAX_UNITS, NotLive, OPEN, PageLimit, Pool, UNIT_BYTES, Want,
 };
-use super::report::PoolStats;
+use super::report::{PoolRange, PoolStats};
 use pages::Pages;
 use slabs::{Slabs, usable_bytes};
 use streams::Streams;
@@ -140,6 +140,17 @@ impl Arena {
         match &self.backing {
             Backing::Pages(pages) => Some((pages.base(), pages.range_bytes())),
             Backing::Slabs(_) => None,
+        }
+    }
+
+    pub(super) fn ranges(&self) -> Vec<PoolRange> {
+        match &self.backing {
+            Backing::Pages(pages) => vec![PoolRange {
+                offset_bytes: 0,
+                address: pages.base(),
+                bytes: pages.range_bytes(),
+            }],
+            Backing::Slabs(slabs) => slabs.ranges(),
         }
     }
 

@@ -5,6 +5,7 @@ use crate::bytes::align_up;
 use crate::device::{DeviceAddress, DeviceId};
 
 use super::super::pool::UNIT_BYTES;
+use super::super::report::PoolRange;
 use super::super::request::MAX_ALIGN_BYTES;
 
 /// What a slab loses so that its start can be aligned, in bytes.
@@ -160,6 +161,15 @@ impl Slabs {
             failed = failed.and(backend.free(self.device, slab.address));
         }
         failed
+    }
+
+    pub(super) fn ranges(&self) -> Vec<PoolRange> {
+        let ranges = self.slabs.iter().map(|slab| PoolRange {
+            offset_bytes: u64::from(slab.offset) * UNIT_BYTES,
+            address: slab.start,
+            bytes: u64::from(slab.units) * UNIT_BYTES,
+        });
+        ranges.collect()
     }
 
     pub(super) fn address(&self, offset: u32) -> Option<DeviceAddress> {

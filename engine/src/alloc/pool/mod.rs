@@ -22,6 +22,8 @@ mod classes;
 mod node;
 mod search;
 #[cfg(test)]
+mod search_tests;
+#[cfg(test)]
 mod space_tests;
 #[cfg(test)]
 mod tests;

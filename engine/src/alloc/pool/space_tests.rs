@@ -48,6 +48,8 @@ struct Model {
     touched: Vec<bool>,
     /// Where regions behind a wall begin.
     walls: Vec<usize>,
+    /// Whether a block or a wall ever split what nobody touched; a retraction may hide that.
+    split: bool,
     live: Vec<(BlockId, u32, u32)>,
     pending: Vec<(u32, u32, u32)>,
 }
@@ -66,6 +68,7 @@ impl Model {
             units: vec![Unit::FreeIn(OPEN); 200],
             touched: vec![false; 200],
             walls: Vec::new(),
+            split: false,
             live: Vec::new(),
             pending: Vec::new(),
         }
@@ -126,6 +129,7 @@ impl Model {
                 prop_assert_eq!(self.pool.extend(units, wall), u32::try_from(offset).ok());
                 if wall && offset > 0 {
                     self.walls.push(offset);
+                    self.split = true;
                 }
                 self.units
                     .resize(offset + units as usize, Unit::FreeIn(OPEN));
@@ -160,6 +164,7 @@ impl Model {
         let id = self.pool.take(fit, 0, 0);
         self.set(fit.offset, units, Unit::Live);
         self.touched[start..start + length].fill(true);
+        self.split = true;
         self.live.push((id, fit.offset, units));
         Ok(())
     }
@@ -227,8 +232,7 @@ impl Model {
         prop_assert!(!self.touched[start as usize..end as usize].contains(&true));
         prop_assert!(start == end || self.is_free(start as usize..end as usize, OPEN));
         // The largest stretch is kept while nothing splits it.
-        let untouched = self.touched.iter().all(|touched| !touched) && self.walls.is_empty();
-        prop_assert!(!untouched || (start, end as usize) == (0, self.units.len()));
+        prop_assert!(self.split || (start, end as usize) == (0, self.units.len()));
         Ok(())
     }
 }
@@ -292,6 +296,31 @@ fn a_wall_that_is_not_used_or_is_gone_fails_the_check() {
             .unwrap_err()
             .contains("no units at unit 100")
     );
+}
+
+#[test]
+fn a_wall_with_nothing_behind_it_fails_the_check() {
+    let mut pool = Pool::new(None);
+    pool.extend(100, false);
+    pool.append(100, 0, State::Used);
+    pool.walls.push(100);
+    assert!(pool.check().unwrap_err().contains("no units at unit 100"));
+}
+
+#[test]
+fn a_region_behind_a_wall_is_kept_as_untouched_only_if_it_is_larger() {
+    let mut pool = Pool::new(None);
+    let regions = [
+        (100, (0, 100)),
+        (50, (0, 100)),
+        (200, (150, 350)),
+        (200, (150, 350)),
+        (300, (550, 850)),
+    ];
+    for (units, kept) in regions {
+        pool.extend(units, true);
+        assert_eq!(pool.virgin, kept);
+    }
 }
 
 #[test]

@@ -57,8 +57,8 @@ impl Handles {
 
     /// The least stream number that is not in use, from 1 on.
     pub(super) fn free_stream(&self) -> StreamId {
-        let used = self.streams.keys().zip(1..);
-        let gap = used.skip_while(|(used, wanted)| **used == *wanted).next();
+        let mut used = self.streams.keys().zip(1..);
+        let gap = used.find(|(used, wanted)| **used != *wanted);
         let all = || u32::try_from(self.streams.len() + 1).unwrap_or(u32::MAX);
         StreamId(gap.map_or_else(all, |(_, wanted)| wanted))
     }

@@ -72,6 +72,7 @@ macro_rules! functions {
             ///
             /// # Safety
             /// Pointers are valid for what the function reads or writes, handles are live.
+            #[allow(clippy::too_many_arguments, clippy::allow_attributes, reason = "the driver's")]
             pub(super) unsafe fn $name(&self, $($arg: $type),*) -> Result<(), Status> {
                 let call = match self.vendor { Vendor::Cuda => $cuda, Vendor::Hip => $hip };
                 let Some(function) = self.$name else {

@@ -6,9 +6,7 @@ use ds4_engine::device::{DeviceId, DeviceMask};
 use super::super::trial::{Failure, Held, hold};
 use super::{Owned, World};
 
-/// The most bytes of a block that its first use writes where no simulator stands in for a kernel.
-const FILL_BYTES: u64 = 64 << 10;
-/// How long a block's first use takes in a simulated world, in nanoseconds.
+/// How long a block's first use takes where time is virtual, in nanoseconds.
 const USE_NS: u64 = 20_000;
 
 impl World {
@@ -44,7 +42,8 @@ impl World {
         Ok(())
     }
 
-    /// Writes to a block on its stream, so that memory still in use elsewhere shows as a race.
+    /// Writes to a block on its stream, so that memory still in use elsewhere shows as a race where
+    /// stream work is watched.
     pub(super) fn first_use(&self, owned: &Owned) -> Held {
         let Allocation {
             device,
@@ -52,15 +51,9 @@ impl World {
             bytes,
             ..
         } = owned.allocation;
-        let used = match self.sim() {
-            Some(sim) => sim.touch(device, owned.stream, address, bytes, USE_NS),
-            None => {
-                let bytes = bytes.min(FILL_BYTES);
-                self.target
-                    .backend()
-                    .fill(device, address, bytes, 0xA5, owned.stream)
-            }
-        };
+        let used = self
+            .instruments
+            .touch(device, owned.stream, address, bytes, USE_NS);
         match used {
             Err(error) if !self.faulty && !self.lost.contains(device) => Err(Failure::Broken(
                 format!("a granted block cannot be used: {error}"),

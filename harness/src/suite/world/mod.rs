@@ -12,7 +12,7 @@ use ds4_engine::alloc::{
 use ds4_engine::backend::{Backend, EventId};
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
-use ds4_sim::{Call, LedgerBlock, SimBackend};
+use ds4_sim::{Call, CallCounts, Instruments, LedgerBlock, SimBackend};
 
 use super::model::{Asked, DeviceModel, by_pressure, candidates};
 use super::trial::{Failure, Held, Tally, hold};
@@ -22,6 +22,12 @@ use crate::target::Target;
 const BUDGETS_MIB: [u64; 8] = [48, 32, 64, 24, 80, 40, 56, 16];
 /// So often a wait is tried again while faults are at work.
 const MOST_ATTEMPTS: u32 = 64;
+
+/// The budget of a device in a world that is not shrunk, in bytes.
+pub(super) fn usual_budget(device: DeviceId) -> u64 {
+    let budget = BUDGETS_MIB.get(device.index() % BUDGETS_MIB.len());
+    budget.map_or(0, |mib| mib * MIB)
+}
 
 /// How a world is set up.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +52,7 @@ pub(super) struct Owned {
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) target: Target,
+    pub(super) instruments: Arc<dyn Instruments>,
     pub(super) allocator: Allocator,
     pub(super) live: Vec<Owned>,
     pub(super) tally: Tally,
@@ -61,6 +68,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn open(target: Target, setup: Setup) -> Result<Self, Failure> {
+        let instruments = instruments(&target)?;
         let allocator = Self::allocator(target.backend(), &setup).map_err(Failure::error)?;
         let infos = target.backend().devices();
         let models = (0..infos.len())
@@ -73,6 +81,7 @@ impl World {
             .collect();
         Ok(Self {
             target,
+            instruments,
             allocator,
             live: Vec::new(),
             tally: Tally {
@@ -93,11 +102,10 @@ impl World {
         backend: &Arc<dyn Backend>,
         setup: &Setup,
     ) -> Result<Allocator, ds4_engine::alloc::InitError> {
-        let budgets = (0..backend.devices().len())
-            .map(|index| DeviceBudget {
-                configured_bytes: BUDGETS_MIB
-                    .get(index % BUDGETS_MIB.len())
-                    .map(|mib| (mib * MIB) >> setup.shrink),
+        let budgets = DeviceMask::first(backend.devices().len())
+            .iter()
+            .map(|id| DeviceBudget {
+                configured_bytes: Some(usual_budget(id) >> setup.shrink),
                 reserve_bytes: 0,
             })
             .collect();
@@ -115,13 +123,9 @@ impl World {
         Allocator::new(backend.clone(), config)
     }
 
-    pub(super) fn sim(&self) -> Option<&Arc<SimBackend>> {
-        self.target.sim()
-    }
-
     /// The simulator of a check that needs one.
     pub(super) fn simulated(&self) -> Result<Arc<SimBackend>, Failure> {
-        let sim = self.sim().cloned();
+        let sim = self.target.sim().cloned();
         sim.ok_or_else(|| Failure::Skip("only a simulated machine can do this".to_owned()))
     }
 
@@ -185,9 +189,9 @@ impl World {
     pub(super) fn request(&mut self, request: &Request) -> Result<Result<Owned, Refusal>, Failure> {
         let hash = self.allocator.state_hash();
         let order = self.order(request.mask);
-        let calls = self.sim().map(|sim| sim.calls());
+        let calls = self.instruments.calls();
         let got = self.allocator.allocate(request);
-        self.note_calls(calls);
+        self.note_calls(&calls);
         match got {
             Ok(allocation) => self.accept(request, allocation, &order).map(Ok),
             Err(AllocError::Refused(refusal)) => {
@@ -217,11 +221,8 @@ impl World {
         }
     }
 
-    fn note_calls(&mut self, before: Option<ds4_sim::CallCounts>) {
-        let Some((before, sim)) = before.zip(self.sim().cloned()) else {
-            return;
-        };
-        let now = sim.calls();
+    fn note_calls(&mut self, before: &CallCounts) {
+        let now = self.instruments.calls();
         let made = |call| now.of(call) > before.of(call);
         for (call, situation) in [
             (Call::Unmap, "pages moved to where they were needed"),
@@ -285,16 +286,15 @@ impl World {
     }
 
     fn tell_ledger(&self, owned: &Owned, order: &[DeviceId]) {
-        if let Some(sim) = self.sim() {
-            let block = LedgerBlock {
-                device: owned.allocation.device,
-                address: owned.allocation.address,
-                bytes: owned.allocation.reserved_bytes,
-                handle: owned.key,
-            };
-            sim.ledger()
-                .on_allocation(block, order.iter().copied().collect());
-        }
+        let block = LedgerBlock {
+            device: owned.allocation.device,
+            address: owned.allocation.address,
+            bytes: owned.allocation.reserved_bytes,
+            handle: owned.key,
+        };
+        self.instruments
+            .ledger()
+            .on_allocation(block, order.iter().copied().collect());
     }
 
     /// Frees the live block at `index`; says whether it was taken back.
@@ -310,9 +310,9 @@ impl World {
             offset_bytes,
             ..
         } = owned.allocation;
-        if let Some(sim) = self.sim() {
-            sim.ledger().on_free(device, address, owned.key);
-        }
+        self.instruments
+            .ledger()
+            .on_free(device, address, owned.key);
         let merges = |world: &Self| {
             world
                 .allocator
@@ -454,17 +454,15 @@ impl World {
     }
 
     fn check_ledger(&self) -> Held {
-        let findings = self
-            .sim()
-            .map(|sim| sim.ledger().findings())
-            .unwrap_or_default();
+        let findings = self.instruments.ledger().findings();
         match findings.first() {
             Some(finding) => Err(Failure::Broken(format!("the ledger found: {finding}"))),
             None => Ok(()),
         }
     }
 
-    /// Frees all blocks, closes the allocator and makes sure that nothing is left behind.
+    /// Frees all blocks, closes the allocator, removes the streams that were made and makes sure
+    /// that nothing is left behind.
     pub(super) fn close(mut self) -> Result<Tally, Failure> {
         self.check()?;
         self.tally.hash.word(self.allocator.state_hash());
@@ -475,6 +473,7 @@ impl World {
         self.check()?;
         let Self {
             target,
+            instruments,
             allocator,
             tally,
             lost,
@@ -485,22 +484,33 @@ impl World {
             Ok(live) => hold!(live == 0, "{live} blocks live after all were freed"),
             Err(error) => hold!(!lost.is_empty(), "closing failed: {error}"),
         }
-        if let Some(sim) = target.sim() {
-            sim.ledger().check_shutdown();
-            let findings = sim.ledger().findings();
-            hold!(
-                findings.is_empty(),
-                "the ledger found at the end: {}",
-                findings.first().map_or(String::new(), ToString::to_string)
-            );
-            for id in DeviceMask::first(sim.config().devices.len())
-                .without(lost)
-                .iter()
-            {
-                let (_, events) = sim.streams_and_events(id);
-                hold!(events == 0, "{events} events are left on {id}");
+        instruments.ledger().check_shutdown();
+        let findings = instruments.ledger().findings();
+        hold!(
+            findings.is_empty(),
+            "the ledger found at the end: {}",
+            findings.first().map_or(String::new(), ToString::to_string)
+        );
+        let count = target.backend().devices().len();
+        for id in DeviceMask::first(count).without(lost).iter() {
+            for stream in instruments.streams(id) {
+                let removed = target.backend().destroy_stream(id, stream);
+                removed.map_err(|error| {
+                    Failure::Broken(format!("a stream cannot be removed at the end: {error}"))
+                })?;
             }
+            let (streams, events) = instruments.streams_and_events(id);
+            hold!(
+                streams == 1 && events == 0,
+                "{streams} streams and {events} events are left on {id}"
+            );
         }
         Ok(tally)
     }
+}
+
+/// The instruments of a machine that was opened for a check.
+pub(super) fn instruments(target: &Target) -> Result<Arc<dyn Instruments>, Failure> {
+    let instruments = target.instruments().cloned();
+    instruments.ok_or_else(|| Failure::error("the machine was opened without instruments"))
 }

@@ -1,0 +1,25 @@
+//! The C interface of the allocator, and the functions that PyTorch loads from the same library.
+//!
+//! One allocator for the process, behind functions of plain types: [`api`] is what
+//! `include/ds4.h` declares, [`torch`] what `torch.cuda.memory.CUDAPluggableAllocator` names.
+//!
+//! - A function that fails says so by its result, keeps the reason for its thread and changes
+//!   nothing; no panic leaves it.
+//! - Pointers are addresses of devices. Nothing here reads or writes through one, so that
+//!   addresses of simulated devices serve as well.
+//! - All functions may be called from all threads. Reading the state takes a lock that threads
+//!   seldom share; shutting down waits for the calls that run.
+//!
+//! Not here: decisions. Placement, budgets and stream order are the engine's.
+
+pub mod api;
+mod cxx;
+mod failure;
+mod instance;
+mod last_error;
+mod machine;
+mod state;
+pub mod torch;
+mod types;
+
+pub use types::*;

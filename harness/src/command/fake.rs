@@ -1,0 +1,186 @@
+//! `ds4 fake-cuda` and `ds4 fake-hip`: a program on simulated GPUs, through a driver library in
+//! place of the real one.
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, absolute};
+use std::process::{Command, ExitStatus};
+
+use ds4_embedded::Interface;
+use ds4_engine::bytes::format_bytes;
+use ds4_sim::Topology;
+
+use crate::cli::{FakeArgs, Format, MachineArgs};
+use crate::exit::Exit;
+use crate::machine::{Flag, Machine, refuse_flags};
+use crate::output::{Console, Failure, Outcome};
+
+/// The machine if none is asked for.
+const OTHERWISE: &str = "2xh200";
+
+/// What the library reads, so that nothing from outside mixes with the flags.
+const VARIABLES: [&str; 6] = [
+    "DS4_FAKE_GPUS",
+    "DS4_FAKE_TOPOLOGY",
+    "DS4_FAKE_FAULTS",
+    "DS4_FAKE_VERSION",
+    "DS4_FAKE_LOG",
+    "DS4_FAKE_LEDGER",
+];
+
+/// Runs the program; its exit code is the command's.
+pub(super) fn run(
+    machine: &MachineArgs,
+    args: &FakeArgs,
+    interface: Interface,
+    console: &Console,
+) -> Result<Outcome, Failure> {
+    let name = name(interface);
+    refuse_flags(machine, &[Flag::Hints, Flag::Devices], name)?;
+    if console.format != Format::Text {
+        return Err(Failure::usage(format!(
+            "{name}: what is printed is the program's own; leave --format out"
+        )));
+    }
+    if args.gpus.is_some() && machine.topology.is_some() {
+        return Err(Failure::usage("give --gpus or --topology, not both"));
+    }
+    check(machine, args, interface, console)?;
+    let Some((program, words)) = args.command.split_first() else {
+        return Err(Failure::usage(format!("{name}: give a program after --")));
+    };
+    let folder = tempfile::Builder::new().prefix("ds4-driver-").tempdir();
+    let folder = folder.map_err(|error| not_written(&error))?;
+    interface
+        .write_to(folder.path())
+        .map_err(|error| not_written(&error))?;
+    let mut command = Command::new(program);
+    command.args(words);
+    for variable in VARIABLES {
+        command.env_remove(variable);
+    }
+    command
+        .envs(settings(machine, args)?)
+        .env("LD_LIBRARY_PATH", library_path(folder.path()));
+    let status = command
+        .status()
+        .map_err(|error| not_started(program, &error))?;
+    Ok(Outcome {
+        exit: Exit::Child(code(status)),
+        text: String::new(),
+    })
+}
+
+const fn name(interface: Interface) -> &'static str {
+    match interface {
+        Interface::Cuda => "fake-cuda",
+        Interface::Hip => "fake-hip",
+    }
+}
+
+/// Opens the machine here first, so that what is wrong with it is said before the program runs, and
+/// says what the program will see.
+fn check(
+    machine: &MachineArgs,
+    args: &FakeArgs,
+    interface: Interface,
+    console: &Console,
+) -> Result<(), Failure> {
+    let flags = MachineArgs {
+        backend: Some("sim".to_owned()),
+        gpu_vram: args.gpus.clone(),
+        ..machine.clone()
+    };
+    // Only --gpus was typed, and is read as --gpu-vram is.
+    let opened = Machine::resolve(&flags, OTHERWISE).map_err(|failure| Failure {
+        message: failure.message.replace("--gpu-vram", "--gpus"),
+        ..failure
+    })?;
+    let devices = opened.target.backend().devices();
+    let sizes: Vec<String> = devices
+        .iter()
+        .map(|device| format_bytes(device.total_bytes))
+        .collect();
+    let library = interface.file_names().first().copied().unwrap_or_default();
+    console.remark(&format!(
+        "the GPUs are SIMULATED: {} ({}) through a stand-in for {library}; nothing that the \
+         program prints is a measurement of hardware",
+        devices.len(),
+        sizes.join(", ")
+    ));
+    Ok(())
+}
+
+/// The library's settings; files by their whole path, since the program may change its folder.
+fn settings(
+    machine: &MachineArgs,
+    args: &FakeArgs,
+) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let whole = |path: &Path| match absolute(path) {
+        Ok(path) => Ok(OsString::from(path)),
+        Err(error) => Err(Failure::usage(format!("{}: {error}", path.display()))),
+    };
+    let mut settings = Vec::new();
+    match &args.gpus {
+        Some(gpus) => settings.push(("DS4_FAKE_GPUS", OsString::from(gpus))),
+        None => {
+            let name = machine.topology.as_deref().unwrap_or(OTHERWISE);
+            let is_shipped = Topology::shipped().any(|shipped| shipped == name);
+            let topology = if is_shipped || !Path::new(name).exists() {
+                OsString::from(name)
+            } else {
+                whole(Path::new(name))?
+            };
+            settings.push(("DS4_FAKE_TOPOLOGY", topology));
+        }
+    }
+    if let Some(plan) = &machine.faults {
+        settings.push(("DS4_FAKE_FAULTS", whole(plan)?));
+    }
+    if let Some(log) = &args.log {
+        settings.push(("DS4_FAKE_LOG", whole(log)?));
+    }
+    if let Some(version) = args.driver_version {
+        settings.push(("DS4_FAKE_VERSION", version.to_string().into()));
+    }
+    if args.ledger {
+        settings.push(("DS4_FAKE_LEDGER", "1".into()));
+    }
+    Ok(settings)
+}
+
+/// The folder before all others.
+fn library_path(folder: &Path) -> OsString {
+    let mut path = folder.as_os_str().to_owned();
+    if let Some(before) = env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
+        path.push(":");
+        path.push(before);
+    }
+    path
+}
+
+/// As shells have it: 128 and the signal for a program that one ended.
+fn code(status: ExitStatus) -> u8 {
+    let ended = status.signal().map(|signal| 128 + signal);
+    let code = status.code().or(ended).unwrap_or(255);
+    u8::try_from(code).unwrap_or(255)
+}
+
+fn not_written(error: &io::Error) -> Failure {
+    let message = format!("the driver library cannot be written ({error}); is TMPDIR writable?");
+    Failure {
+        exit: Exit::Internal,
+        message,
+    }
+}
+
+/// As shells have it: 127 for a program that is not there, 126 for one that cannot be run.
+fn not_started(program: &OsString, error: &io::Error) -> Failure {
+    let is_absent = error.kind() == io::ErrorKind::NotFound;
+    Failure {
+        exit: Exit::Child(if is_absent { 127 } else { 126 }),
+        message: format!("'{}' cannot be run ({error})", program.display()),
+    }
+}
