@@ -459,10 +459,8 @@ fn a_lost_data_connection_waits_a_moment_for_the_reason() {
 
 /// The reference's bytes: what its leader and worker wrote to each other.
 fn captured(run: &str, channel: &str, direction: &str) -> Vec<u8> {
-    let manifest = std::env::var("CARGO_MANIFEST_DIR");
-    let manifest = manifest.unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
-    let path = std::path::Path::new(&manifest).join("../golden/tp/wire_protocol7.json");
-    let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let text = include_str!("../../../../golden/tp/wire_protocol7.json");
+    let file: Value = serde_json::from_str(text).unwrap();
     let text = file[run][channel][direction].as_str().unwrap().to_owned();
     (0..text.len() / 2)
         .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
