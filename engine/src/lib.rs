@@ -8,3 +8,5 @@ pub mod device;
 pub mod hash;
 pub mod layers;
 pub mod selection;
+pub mod slab_memory;
+pub mod tp;

@@ -163,6 +163,15 @@ Examples:
     /// Allocate like token generation: the cache of each layer grows and moves.
     #[command(after_help = "Example: ds4 decode --tensor-size 16M --steps 32")]
     Decode(WorkloadArgs),
+    /// Print where everything lies in a rank's slab of a tensor-parallel run, and its hash.
+    #[command(after_help = "\
+Examples:
+  ds4 slab --n-layer 43 --n-embd 4096
+  ds4 slab --n-layer 61 --n-embd 7168 --layout ds4 --format json")]
+    Slab(SlabArgs),
+    /// Write a new key for the ranks of a tensor-parallel run, readable by its owner alone.
+    #[command(after_help = "Example: ds4 keygen -o tp.key")]
+    Keygen(KeygenArgs),
     /// Measure, with other allocators on the same operations in the same run.
     #[command(subcommand, after_help = "Example: ds4 bench alloc --quick")]
     Bench(BenchCommand),
@@ -279,6 +288,40 @@ pub struct WorkloadArgs {
     /// Training steps, prompt chunks or tokens.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub steps: u32,
+}
+
+/// `ds4 slab`.
+#[derive(Debug, Args)]
+pub struct SlabArgs {
+    /// Layers of the model.
+    #[arg(long, value_name = "L")]
+    pub n_layer: u32,
+    /// Numbers in a hidden vector.
+    #[arg(long, value_name = "E")]
+    pub n_embd: u32,
+    /// Ranks of the group, from 2 to 32.
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub ranks: u32,
+    /// How regions are placed: aligned (every region and vector on 256 bytes) or ds4 (packed).
+    #[arg(long, value_enum, default_value_t = SlabKind::Aligned, hide_possible_values = true)]
+    pub layout: SlabKind,
+}
+
+/// A layout by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SlabKind {
+    /// Packed, as ds4 does it.
+    Ds4,
+    /// Every region and vector on 256 bytes.
+    Aligned,
+}
+
+/// `ds4 keygen`.
+#[derive(Debug, Args)]
+pub struct KeygenArgs {
+    /// The new file; one that exists is never overwritten.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
 }
 
 /// `ds4 bench`.

@@ -68,6 +68,8 @@ fn help_of_every_command_is_as_reviewed() {
         "train",
         "prefill",
         "decode",
+        "slab",
+        "keygen",
         "bench alloc",
         "fake-cuda",
         "fake-hip",
@@ -387,4 +389,72 @@ fn a_reader_that_goes_away_is_not_an_error() {
         .unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn the_slab_is_printed_with_every_region_and_its_hash() {
+    let output = run(&["slab", "--n-layer", "43", "--n-embd", "4096"]);
+    assert_golden("slab", &text(&output.stdout));
+    let shape = [
+        "slab",
+        "--n-layer",
+        "43",
+        "--n-embd",
+        "4096",
+        "--layout",
+        "ds4",
+    ];
+    let (code, value) = json(&shape);
+    assert_eq!(code, 0);
+    assert_eq!(value["slab_bytes"], 14_091_976);
+    assert_eq!(value["vec_bytes"], 16_384);
+    let regions = value["regions"].as_array().unwrap();
+    let names: Vec<&str> = regions
+        .iter()
+        .map(|region| region["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names.join(" "),
+        "out in in_flags token out_flags gpu_flags batch_out batch_in"
+    );
+    assert_eq!(regions[7]["offset"], 8_455_880);
+    assert_eq!(value["hash"].as_str().unwrap().len(), 16);
+    for shape in [
+        ["0", "1", "2"],
+        ["1", "0", "2"],
+        ["1", "1", "33"],
+        ["4294967295", "4294967295", "2"],
+    ] {
+        let [layers, width, ranks] = shape;
+        let output = run(&[
+            "slab",
+            "--n-layer",
+            layers,
+            "--n-embd",
+            width,
+            "--ranks",
+            ranks,
+        ]);
+        assert_eq!(output.status.code(), Some(2), "{shape:?}");
+    }
+}
+
+#[test]
+fn a_key_is_written_once_and_for_its_owner_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tp.key");
+    let name = path.display().to_string();
+    assert_eq!(run(&["keygen", "-o", &name]).status.code(), Some(0));
+    let key = fs::read_to_string(&path).unwrap();
+    ds4_engine::tp::trust::Key::parse(&key).unwrap();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+    let again = run(&["keygen", "-o", &name]);
+    assert_eq!(again.status.code(), Some(2));
+    assert_eq!(fs::read_to_string(&path).unwrap(), key);
+    assert!(!text(&again.stderr).contains(key.trim()));
 }

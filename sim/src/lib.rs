@@ -63,6 +63,7 @@ mod instruments;
 mod intervals;
 mod launch;
 mod ledger;
+pub mod link;
 mod machine;
 mod memory;
 mod native;

@@ -3,15 +3,26 @@
 use super::code_of;
 
 /// Modules that decide without a device, a socket, a clock or chance.
-const PURE: [&str; 8] = [
+const PURE: [&str; 19] = [
     "engine/src/alloc/placement",
     "engine/src/alloc/pool",
     "engine/src/layers",
     "engine/src/selection",
-    "engine/src/tp/slab",
-    "engine/src/tp/schedule",
+    "engine/src/tp/admission",
+    "engine/src/tp/command",
+    "engine/src/tp/error",
+    "engine/src/tp/exchange",
     "engine/src/tp/frame",
+    "engine/src/tp/hello",
+    "engine/src/tp/mirror",
+    "engine/src/tp/reduce",
+    "engine/src/tp/schedule",
     "engine/src/tp/session",
+    "engine/src/tp/slab",
+    "engine/src/tp/time",
+    "engine/src/tp/transport",
+    "engine/src/tp/trust",
+    "engine/src/tp/v7",
 ];
 
 /// What pure modules do not name.

@@ -5,8 +5,10 @@ mod check;
 mod devices;
 mod fake;
 mod fit;
+mod keygen;
 mod plan;
 mod replay;
+mod slab;
 mod validate;
 mod workload;
 
@@ -122,6 +124,8 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Prefill(args) => workload::run(cli, args, Phase::Prefill, console),
         Command::Decode(args) => workload::run(cli, args, Phase::Decode, console),
         Command::Plan(args) => plan::run(&cli.machine, args, console),
+        Command::Slab(args) => slab::run(args, console),
+        Command::Keygen(args) => keygen::run(args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
         Command::Check(args) => check::check(&cli.machine, args, console),
         Command::Validate(args) => validate::run(&cli.machine, args, console),
@@ -141,6 +145,8 @@ fn name(command: &Command) -> &'static str {
         Command::Train(_) => "train",
         Command::Prefill(_) => "prefill",
         Command::Decode(_) => "decode",
+        Command::Slab(_) => "slab",
+        Command::Keygen(_) => "keygen",
         Command::Bench(_) => "bench",
         Command::FakeCuda(_) => "fake-cuda",
         Command::FakeHip(_) => "fake-hip",

@@ -1,0 +1,609 @@
+//! The proof that both ends of a connection hold the same key, before anything else is read.
+//!
+//! Three messages of fixed size, on the control and on the data connection alike:
+//!
+//! ```text
+//! listener  -> dialer    challenge  64 bytes   a fresh nonce
+//! dialer    -> listener  answer    112 bytes   channel, ranks, a fresh nonce, session, proof
+//! listener  -> dialer    verdict    64 bytes   accepted, session, proof; or a refusal
+//! ```
+//!
+//! A proof is HMAC-SHA-256 over a label of the side and all that was said before it. The control
+//! connection's proofs use the group's key. The data connection's use a key made from it and the
+//! session, which only a peer learned that had proved itself: so the data connection belongs to
+//! the session. Nonces are fresh on both sides, so that nothing recorded can be used again.
+//!
+//! Without a key (`--insecure`) the same messages run with a key that everyone knows. They still
+//! keep strangers' connections and other sessions apart by accident, not against intent.
+
+use std::fmt;
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use super::coding::{ArrayWriter, Reader};
+
+/// Bytes of the listener's first message.
+pub const CHALLENGE_BYTES: usize = 64;
+/// Bytes of the dialer's message.
+pub const ANSWER_BYTES: usize = 112;
+/// Bytes of the listener's second message.
+pub const VERDICT_BYTES: usize = 64;
+/// The version of these three messages and of all frames.
+pub const VERSION: u16 = 1;
+
+const MAGIC: [u8; 4] = *b"D4HS";
+const PROOF_BYTES: usize = 32;
+
+/// A number that is used once; the driver takes it from the system's random source.
+pub type Nonce = [u8; 32];
+/// Names one run of a group; the leader draws it at random.
+pub type SessionId = [u8; 16];
+
+/// The secret that the ranks of a group share.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key([u8; 32]);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// Why a text is no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyError;
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key is 64 hexadecimal digits; `ds4 keygen -o FILE` writes one")
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+impl Key {
+    /// A key of random bytes.
+    #[must_use]
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The key that stands for none.
+    #[must_use]
+    pub const fn public() -> Self {
+        Self([0; 32])
+    }
+
+    /// Reads 64 hexadecimal digits; space around them is ignored.
+    ///
+    /// # Errors
+    /// [`KeyError`]; all zeros are refused, for they are what no key looks like.
+    pub fn parse(text: &str) -> Result<Self, KeyError> {
+        let digits = text.trim().as_bytes();
+        let (pairs, rest) = digits.as_chunks::<2>();
+        if pairs.len() != 32 || !rest.is_empty() {
+            return Err(KeyError);
+        }
+        let mut bytes = [0; 32];
+        for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+            *byte = nibble(*high)? << 4 | nibble(*low)?;
+        }
+        let key = Self(bytes);
+        if key == Self::public() {
+            return Err(KeyError);
+        }
+        Ok(key)
+    }
+
+    /// The key as [`Key::parse`] reads it.
+    #[must_use]
+    pub fn to_hex(&self) -> String {
+        use fmt::Write as _;
+        let mut text = String::new();
+        for byte in self.0 {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
+    }
+
+    fn is_public(&self) -> bool {
+        self.0 == [0; 32]
+    }
+
+    fn mac(&self, label: &[u8]) -> Hmac<Sha256> {
+        // HMAC takes keys of any length; the fallback is never used.
+        let mut mac = Hmac::new_from_slice(&self.0)
+            .unwrap_or_else(|_| Hmac::new(&sha2::digest::generic_array::GenericArray::default()));
+        mac.update(label);
+        mac
+    }
+
+    /// The key of a session's data connections.
+    fn of_session(&self, session: &SessionId) -> Self {
+        let mut mac = self.mac(b"ds4 tp 1 data connections of session");
+        mac.update(session);
+        Self(mac.finalize().into_bytes().into())
+    }
+}
+
+fn nibble(digit: u8) -> Result<u8, KeyError> {
+    match digit {
+        b'0'..=b'9' => Ok(digit - b'0'),
+        b'a'..=b'f' => Ok(digit - b'a' + 10),
+        b'A'..=b'F' => Ok(digit - b'A' + 10),
+        _ => Err(KeyError),
+    }
+}
+
+/// Which of a peer's two connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Channel {
+    /// Commands and answers.
+    Control,
+    /// Gates.
+    Data,
+}
+
+impl Channel {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Control => 1,
+            Self::Data => 2,
+        }
+    }
+
+    const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Control),
+            2 => Some(Self::Data),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Control => "control",
+            Self::Data => "data",
+        })
+    }
+}
+
+/// Why a connection was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refused {
+    /// The peer speaks something else.
+    NotOurs,
+    /// The peer speaks another version.
+    Version(u16),
+    /// One side has a key, the other has none.
+    OneSided {
+        /// Whether the own side has one.
+        own_key: bool,
+    },
+    /// The proof is wrong: another key, or something recorded.
+    Proof,
+    /// The data connection is of another session.
+    Session,
+    /// No such rank, or one that is there already.
+    Rank,
+    /// The listener said no, for the reason with this number.
+    Told(u8),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotOurs => f.write_str("the other side is no ds4 rank, or an older one"),
+            Self::Version(theirs) => write!(
+                f,
+                "the other side speaks version {theirs}, this one {VERSION}"
+            ),
+            Self::OneSided { own_key: true } => f.write_str(
+                "the other side has no key: give it the same --key-file, or both --insecure",
+            ),
+            Self::OneSided { own_key: false } => f.write_str(
+                "the other side has a key and this one has none: give it the same --key-file",
+            ),
+            Self::Proof => f.write_str("the other side does not have the same key"),
+            Self::Session => f.write_str("the connection belongs to another session"),
+            Self::Rank => f.write_str("no rank with this number is awaited"),
+            Self::Told(code) => f.write_str(match code {
+                1 => "the listener takes this side for something else than a ds4 rank",
+                2 => "the listener speaks another version",
+                3 => "one side has a key, the other has none",
+                4 => "the listener does not have the same key",
+                5 => "the listener runs another session",
+                6 => "the listener does not await this rank",
+                _ => "the listener refused, without a reason that this version knows",
+            }),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl Refused {
+    const fn code(self) -> u8 {
+        match self {
+            Self::NotOurs => 1,
+            Self::Version(_) => 2,
+            Self::OneSided { .. } => 3,
+            Self::Proof => 4,
+            Self::Session => 5,
+            Self::Rank => 6,
+            Self::Told(code) => code,
+        }
+    }
+}
+
+/// What a finished handshake established.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proven {
+    /// Which connection it is.
+    pub channel: Channel,
+    /// The rank at the other end.
+    pub peer: u32,
+    /// The session.
+    pub session: SessionId,
+}
+
+/// What the dialer wants of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dial {
+    /// Control, or data with the session that the control connection gave.
+    pub channel: Channel,
+    /// The dialer's rank.
+    pub own: u32,
+    /// The rank that is dialled.
+    pub peer: u32,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// The session; zeros on the control connection.
+    pub session: SessionId,
+}
+
+/// What to do next with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// More bytes are needed.
+    More,
+    /// Proven; frames follow.
+    Done(Proven),
+    /// Refused; write what is left to write, then close.
+    Refused(Refused),
+}
+
+/// The listening side of a connection: 64 bytes out, 112 in, 64 out.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    key: Key,
+    own: u32,
+    ranks: u32,
+    session: SessionId,
+    challenge: [u8; CHALLENGE_BYTES],
+    answer: Inbox<ANSWER_BYTES>,
+    verdict: Option<[u8; VERDICT_BYTES]>,
+    written: usize,
+}
+
+/// The dialling side of a connection.
+#[derive(Clone, Debug)]
+pub struct Dialer {
+    key: Key,
+    dial: Dial,
+    nonce: Nonce,
+    challenge: Inbox<CHALLENGE_BYTES>,
+    answer: Option<[u8; ANSWER_BYTES]>,
+    verdict: Inbox<VERDICT_BYTES>,
+    written: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Inbox<const N: usize> {
+    bytes: [u8; N],
+    filled: usize,
+}
+
+impl<const N: usize> Inbox<N> {
+    const fn new() -> Self {
+        Self {
+            bytes: [0; N],
+            filled: 0,
+        }
+    }
+
+    fn want(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(self.filled..).unwrap_or_default()
+    }
+
+    fn filled(&mut self, count: usize) -> Option<&[u8; N]> {
+        self.filled = self.filled.saturating_add(count).min(N);
+        (self.filled == N).then_some(&self.bytes)
+    }
+}
+
+impl Listener {
+    /// A connection was accepted by rank `own` of `ranks`; `nonce` has never been used before.
+    #[must_use]
+    pub fn new(key: Key, own: u32, ranks: u32, session: SessionId, nonce: Nonce) -> Self {
+        let mut challenge = ArrayWriter::<CHALLENGE_BYTES>::new();
+        challenge
+            .put(MAGIC)
+            .put(VERSION.to_le_bytes())
+            .put([u8::from(!key.is_public()), 0])
+            .put(nonce);
+        Self {
+            challenge: challenge.finish(),
+            key,
+            own,
+            ranks,
+            session,
+            answer: Inbox::new(),
+            verdict: None,
+            written: 0,
+        }
+    }
+
+    /// What to write now.
+    #[must_use]
+    pub fn to_write(&self) -> &[u8] {
+        match &self.verdict {
+            None => self.challenge.get(self.written..),
+            Some(verdict) => self
+                .written
+                .checked_sub(CHALLENGE_BYTES)
+                .and_then(|done| verdict.get(done..)),
+        }
+        .unwrap_or_default()
+    }
+
+    /// So many bytes of it were written.
+    pub fn wrote(&mut self, count: usize) {
+        self.written = self.written.saturating_add(count);
+    }
+
+    /// Where to read to, and no further: what follows belongs to the session.
+    pub fn to_read(&mut self) -> &mut [u8] {
+        self.answer.want()
+    }
+
+    /// So many bytes were read into [`Listener::to_read`]. `awaited` says whether a rank's
+    /// connection is missing still.
+    pub fn read(&mut self, count: usize, awaited: impl FnOnce(u32, Channel) -> bool) -> Step {
+        if self.verdict.is_some() {
+            return Step::More;
+        }
+        let Some(answer) = self.answer.filled(count).copied() else {
+            return Step::More;
+        };
+        let (verdict, step) = match self.judge(&answer, awaited) {
+            Ok(proven) => (self.accept(&answer, proven.channel), Step::Done(proven)),
+            Err(refused) => (refuse(refused), Step::Refused(refused)),
+        };
+        self.verdict = Some(verdict);
+        self.written = self.written.max(CHALLENGE_BYTES);
+        step
+    }
+
+    fn judge(
+        &self,
+        answer: &[u8; ANSWER_BYTES],
+        awaited: impl FnOnce(u32, Channel) -> bool,
+    ) -> Result<Proven, Refused> {
+        let (said, proof) = answer.split_at(ANSWER_BYTES - PROOF_BYTES);
+        let mut reader = Reader::new(said);
+        let keyed = opening(&mut reader)?;
+        if keyed == self.key.is_public() {
+            return Err(Refused::OneSided {
+                own_key: !self.key.is_public(),
+            });
+        }
+        let fields = (
+            reader.u32(),
+            reader.u32(),
+            reader.u32(),
+            reader.u32(),
+            reader.array::<32>(),
+            reader.array::<16>(),
+        );
+        let (Ok(channel), Ok(peer), Ok(own), Ok(ranks), Ok(_), Ok(session)) = fields else {
+            return Err(Refused::NotOurs);
+        };
+        let channel = u8::try_from(channel).ok().and_then(Channel::from_code);
+        let channel = channel.ok_or(Refused::NotOurs)?;
+        // The proof is judged before anything that it covers.
+        let key = self.key_of(channel);
+        let mut mac = key.mac(b"ds4 tp 1 dialer");
+        mac.update(&self.challenge);
+        mac.update(said);
+        mac.verify_slice(proof).map_err(|_| Refused::Proof)?;
+        if channel == Channel::Data && session != self.session {
+            return Err(Refused::Session);
+        }
+        let known = peer < self.ranks && peer != self.own && own == self.own;
+        if !known || ranks != self.ranks || !awaited(peer, channel) {
+            return Err(Refused::Rank);
+        }
+        Ok(Proven {
+            channel,
+            peer,
+            session: self.session,
+        })
+    }
+
+    fn key_of(&self, channel: Channel) -> Key {
+        match channel {
+            Channel::Control => self.key.clone(),
+            Channel::Data => self.key.of_session(&self.session),
+        }
+    }
+
+    fn accept(&self, answer: &[u8; ANSWER_BYTES], channel: Channel) -> [u8; VERDICT_BYTES] {
+        let mut verdict = ArrayWriter::<VERDICT_BYTES>::new();
+        verdict
+            .put(MAGIC)
+            .put(VERSION.to_le_bytes())
+            .put([u8::from(!self.key.is_public()), 0])
+            .put([0; 8])
+            .put(self.session);
+        let mut mac = self.key_of(channel).mac(b"ds4 tp 1 listener");
+        mac.update(&self.challenge);
+        mac.update(answer);
+        mac.update(verdict.written());
+        let proof: [u8; PROOF_BYTES] = mac.finalize().into_bytes().into();
+        verdict.put(proof);
+        verdict.finish()
+    }
+}
+
+impl Dialer {
+    /// A connection was made; `nonce` has never been used before.
+    #[must_use]
+    pub fn new(key: Key, dial: Dial, nonce: Nonce) -> Self {
+        Self {
+            key,
+            dial,
+            nonce,
+            challenge: Inbox::new(),
+            answer: None,
+            verdict: Inbox::new(),
+            written: 0,
+        }
+    }
+
+    /// What to write now.
+    #[must_use]
+    pub fn to_write(&self) -> &[u8] {
+        self.answer
+            .as_ref()
+            .and_then(|answer| answer.get(self.written..))
+            .unwrap_or_default()
+    }
+
+    /// So many bytes of it were written.
+    pub fn wrote(&mut self, count: usize) {
+        self.written = self.written.saturating_add(count);
+    }
+
+    /// Where to read to, and no further: what follows belongs to the session.
+    pub fn to_read(&mut self) -> &mut [u8] {
+        if self.answer.is_none() {
+            self.challenge.want()
+        } else {
+            self.verdict.want()
+        }
+    }
+
+    /// So many bytes were read into [`Dialer::to_read`].
+    pub fn read(&mut self, count: usize) -> Step {
+        let step = match &self.answer {
+            None => self.answer_challenge(count),
+            Some(answer) => {
+                let answer = *answer;
+                self.judge(count, &answer)
+            }
+        };
+        step.unwrap_or_else(Step::Refused)
+    }
+
+    fn answer_challenge(&mut self, count: usize) -> Result<Step, Refused> {
+        let Some(challenge) = self.challenge.filled(count).copied() else {
+            return Ok(Step::More);
+        };
+        let mut reader = Reader::new(&challenge);
+        let keyed = opening(&mut reader)?;
+        if keyed == self.key.is_public() {
+            return Err(Refused::OneSided {
+                own_key: !self.key.is_public(),
+            });
+        }
+        let mut answer = ArrayWriter::<ANSWER_BYTES>::new();
+        answer
+            .put(MAGIC)
+            .put(VERSION.to_le_bytes())
+            .put([u8::from(keyed), 0])
+            .put(u32::from(self.dial.channel.code()).to_le_bytes())
+            .put(self.dial.own.to_le_bytes())
+            .put(self.dial.peer.to_le_bytes())
+            .put(self.dial.ranks.to_le_bytes())
+            .put(self.nonce)
+            .put(self.dial.session)
+            // Spare bytes, covered by the proof.
+            .put([0; 8]);
+        let mut mac = self.key().mac(b"ds4 tp 1 dialer");
+        mac.update(&challenge);
+        mac.update(answer.written());
+        let proof: [u8; PROOF_BYTES] = mac.finalize().into_bytes().into();
+        answer.put(proof);
+        self.answer = Some(answer.finish());
+        Ok(Step::More)
+    }
+
+    fn key(&self) -> Key {
+        match self.dial.channel {
+            Channel::Control => self.key.clone(),
+            Channel::Data => self.key.of_session(&self.dial.session),
+        }
+    }
+
+    fn judge(&mut self, count: usize, answer: &[u8; ANSWER_BYTES]) -> Result<Step, Refused> {
+        let Some(verdict) = self.verdict.filled(count).copied() else {
+            return Ok(Step::More);
+        };
+        let (said, proof) = verdict.split_at(VERDICT_BYTES - PROOF_BYTES);
+        let mut reader = Reader::new(said);
+        opening(&mut reader)?;
+        let (Ok([code, ..]), Ok(session)) = (reader.array::<8>(), reader.array::<16>()) else {
+            return Err(Refused::NotOurs);
+        };
+        if code != 0 {
+            return Err(Refused::Told(code));
+        }
+        let mut mac = self.key().mac(b"ds4 tp 1 listener");
+        mac.update(&self.challenge.bytes);
+        mac.update(answer);
+        mac.update(said);
+        mac.verify_slice(proof).map_err(|_| Refused::Proof)?;
+        if self.dial.channel == Channel::Data && session != self.dial.session {
+            return Err(Refused::Session);
+        }
+        Ok(Step::Done(Proven {
+            channel: self.dial.channel,
+            peer: self.dial.peer,
+            session,
+        }))
+    }
+}
+
+/// Magic and version; whether the sender has a key.
+fn opening(reader: &mut Reader<'_>) -> Result<bool, Refused> {
+    let fields = (reader.array::<4>(), reader.u16(), reader.array::<2>());
+    let (Ok(magic), Ok(version), Ok([keyed, _])) = fields else {
+        return Err(Refused::NotOurs);
+    };
+    if magic != MAGIC {
+        return Err(Refused::NotOurs);
+    }
+    if version != VERSION {
+        return Err(Refused::Version(version));
+    }
+    Ok(keyed == 1)
+}
+
+fn refuse(refused: Refused) -> [u8; VERDICT_BYTES] {
+    let mut verdict = ArrayWriter::<VERDICT_BYTES>::new();
+    verdict
+        .put(MAGIC)
+        .put(VERSION.to_le_bytes())
+        .put([0, 0])
+        .put([refused.code(), 0, 0, 0, 0, 0, 0, 0]);
+    verdict.finish()
+}
+
+#[cfg(test)]
+#[path = "trust_tests.rs"]
+mod tests;

@@ -1,0 +1,687 @@
+//! One run: nodes, connections, the order of events, and the judgement.
+
+use std::fmt;
+
+use ds4_engine::tp::error::TpError;
+use ds4_engine::tp::hello::Identity;
+use ds4_engine::tp::schedule::Schedule;
+use ds4_engine::tp::session::{Config, Dialect, Phase, Session};
+use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
+use ds4_engine::tp::time::{Deadlines, Time};
+use ds4_engine::tp::transport::{Transport, TransportSet};
+use ds4_engine::tp::trust::{
+    Channel, Dial, Dialer, Key, Listener, Proven, Refused, SessionId, Step,
+};
+
+use super::actor::{Actor, CONTEXT, VOCAB};
+use super::pipe::Pipe;
+use super::plan::{Draw, LinkPlan, RankFaultKind};
+
+const MS: u64 = 1_000_000;
+/// No honest run comes near it.
+const ROUNDS_MAX: u64 = 2_000_000;
+
+/// What the ranks of a simulated group wait for, in nanoseconds.
+const DEADLINES: Deadlines = Deadlines {
+    connect_ns: 1000 * MS,
+    hello_ns: 500 * MS,
+    gate_ns: 200 * MS,
+    first_gate_ns: 400 * MS,
+    gate_ns_per_mib: 60 * MS,
+    reply_ns: 600 * MS,
+    idle_ns: 500 * MS,
+    close_ns: 100 * MS,
+};
+
+/// The longest time from the last thing that went wrong to the end of every rank: it may wait to
+/// connect, for the hello, for the vote, and then for a gate, an answer or a sign of life; the
+/// rest is what clocks and latency add.
+const END_NS: u64 =
+    DEADLINES.connect_ns + 2 * DEADLINES.hello_ns + 2 * DEADLINES.reply_ns + 500 * MS;
+
+/// How a rank ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankReport {
+    /// It was killed.
+    pub killed: bool,
+    /// Where its session stood.
+    pub phase: Phase,
+    /// Why it failed.
+    pub error: Option<TpError>,
+    /// Gates whose bytes were right.
+    pub gates_right: u64,
+    /// Gates whose bytes were wrong.
+    pub gates_wrong: u64,
+    /// When it ended, in virtual nanoseconds.
+    pub ended_ns: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkReport {
+    /// The ranks, in order.
+    pub ranks: Vec<RankReport>,
+    /// Gates that the script passes.
+    pub planned_gates: u64,
+    /// When a fault last did something, in virtual nanoseconds.
+    pub struck_ns: Option<u64>,
+}
+
+/// What must never be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Breach {
+    /// A rank took wrong bytes for right.
+    WrongBytes {
+        /// Which.
+        rank: u32,
+    },
+    /// A rank is in an error that names no rank of the group.
+    Nameless {
+        /// Which.
+        rank: u32,
+    },
+    /// One rank has an error, another has neither an error nor everything.
+    OneSided {
+        /// The one without.
+        rank: u32,
+    },
+    /// A rank ended too long after the last fault, or never.
+    Late {
+        /// Which.
+        rank: u32,
+    },
+    /// No fault did anything, and yet the run failed.
+    FailedUnprovoked {
+        /// Which rank failed.
+        rank: u32,
+    },
+}
+
+impl fmt::Display for Breach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WrongBytes { rank } => write!(f, "rank {rank} took wrong bytes for right"),
+            Self::Nameless { rank } => write!(f, "rank {rank}'s error names no rank"),
+            Self::OneSided { rank } => write!(
+                f,
+                "rank {rank} has neither an error nor everything, while another rank failed"
+            ),
+            Self::Late { rank } => write!(f, "rank {rank} ended too late or not at all"),
+            Self::FailedUnprovoked { rank } => {
+                write!(f, "rank {rank} failed although nothing went wrong")
+            }
+        }
+    }
+}
+
+impl LinkReport {
+    /// Whether every rank that lives has all bytes of all gates.
+    #[must_use]
+    pub fn complete(&self) -> bool {
+        let all = |rank: &&RankReport| rank.gates_right == self.planned_gates;
+        let living = self.ranks.iter().filter(|rank| !rank.killed);
+        living.clone().count() > 0 && living.filter(|rank| !all(rank)).count() == 0
+    }
+
+    /// What broke the rule: either all ranks have the right bytes, or all have an error that names
+    /// rank, layer, gate and sequence, within the deadline.
+    #[must_use]
+    pub fn breach(&self) -> Option<Breach> {
+        let complete = self.complete();
+        let count = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
+        let mut ranks = (0..).zip(&self.ranks);
+        if let Some((rank, _)) = ranks.find(|(_, report)| report.gates_wrong > 0) {
+            return Some(Breach::WrongBytes { rank });
+        }
+        for (rank, report) in (0..).zip(&self.ranks) {
+            if report.killed {
+                continue;
+            }
+            if let Some(error) = &report.error {
+                if error.rank >= count {
+                    return Some(Breach::Nameless { rank });
+                }
+                if self.struck_ns.is_none() {
+                    return Some(Breach::FailedUnprovoked { rank });
+                }
+            } else if !complete {
+                return Some(Breach::OneSided { rank });
+            }
+            let limit = self
+                .struck_ns
+                .unwrap_or(report.ended_ns)
+                .saturating_add(END_NS);
+            if report.ended_ns > limit {
+                return Some(Breach::Late { rank });
+            }
+        }
+        None
+    }
+}
+
+/// A rank's clock: it begins anywhere and runs a little fast or slow.
+#[derive(Clone, Copy, Debug)]
+struct Skew {
+    start: u64,
+    per_mille: u64,
+}
+
+impl Skew {
+    fn local(self, now: u64) -> Time {
+        Time(self.start + now / 1000 * self.per_mille + now % 1000)
+    }
+
+    /// A global time at which the local clock shows at least `local`.
+    fn global(self, local: Time) -> u64 {
+        if local == Time::NEVER {
+            return u64::MAX;
+        }
+        let passed = local.0.saturating_sub(self.start);
+        (passed / self.per_mille + 2).saturating_mul(1000)
+    }
+}
+
+#[derive(Debug)]
+struct Node {
+    session: Session,
+    actor: Actor,
+    skew: Skew,
+    steps: u64,
+    wakes_at: u64,
+    killed: bool,
+    ended_at: Option<u64>,
+    group: Option<SessionId>,
+}
+
+#[derive(Debug)]
+enum Bring {
+    Shaking(Box<(Listener, Dialer)>),
+    Over,
+}
+
+/// A connection: the higher rank dials.
+#[derive(Debug)]
+struct Connection {
+    listener: u32,
+    dialer: u32,
+    channel: Channel,
+    up: Pipe,
+    down: Pipe,
+    shaking: [bool; 2],
+    closed: [bool; 2],
+    bring: Bring,
+}
+
+/// Runs a plan to its end.
+#[must_use]
+pub fn run_links(plan: &LinkPlan) -> LinkReport {
+    World::new(plan).run()
+}
+
+struct World<'a> {
+    plan: &'a LinkPlan,
+    draw: Draw,
+    now: u64,
+    nodes: Vec<Node>,
+    connections: Vec<Connection>,
+    struck_at: Option<u64>,
+    planned_gates: u64,
+}
+
+impl<'a> World<'a> {
+    fn new(plan: &'a LinkPlan) -> Self {
+        let mut draw = Draw::new(plan.seed);
+        let geometry = SlabGeometry {
+            n_layer: plan.n_layer,
+            n_embd: plan.n_embd,
+            ranks: plan.ranks,
+        };
+        #[expect(clippy::expect_used, reason = "a plan's geometry is a few vectors")]
+        let (layout, schedule) = (
+            SlabLayout::aligned(geometry).expect("a small slab"),
+            Schedule::every_gate(plan.n_layer).expect("a small schedule"),
+        );
+        let identity = Identity {
+            model: [1; 32],
+            n_vocab: VOCAB,
+            quant_bits: 4,
+            switches: 0,
+            layout,
+            schedule,
+            split_logits: true,
+            payload_crc: plan.payload_crc,
+        };
+        let nodes: Vec<Node> = (0..plan.ranks)
+            .map(|rank| {
+                let skew = if plan.skewed_clocks {
+                    Skew {
+                        start: draw.below(1 << 40),
+                        per_mille: 980 + draw.below(41),
+                    }
+                } else {
+                    Skew {
+                        start: 0,
+                        per_mille: 1000,
+                    }
+                };
+                let config = Config {
+                    rank,
+                    identity,
+                    context: CONTEXT.cast_unsigned(),
+                    transports: TransportSet::of(&[Transport::Shm, Transport::Tcp]),
+                    deadlines: DEADLINES,
+                    dialect: Dialect::Native,
+                };
+                Node {
+                    session: Session::new(skew.local(0), config),
+                    actor: Actor::new(rank, layout, schedule, plan.seed, plan.tokens),
+                    skew,
+                    steps: 0,
+                    wakes_at: 0,
+                    killed: false,
+                    ended_at: None,
+                    group: (rank == 0).then(|| draw.bytes()),
+                }
+            })
+            .collect();
+        let planned_gates = nodes.first().map_or(0, |node| node.actor.planned_gates());
+        let mut world = Self {
+            plan,
+            draw,
+            now: 0,
+            nodes,
+            connections: Vec::new(),
+            struck_at: None,
+            planned_gates,
+        };
+        for dialer in 1..plan.ranks {
+            world.dial(0, dialer, Channel::Control, [0; 16]);
+        }
+        world
+    }
+
+    fn dial(&mut self, listener: u32, dialer: u32, channel: Channel, session: SessionId) {
+        let Some(group) = self.node(listener).group else {
+            return;
+        };
+        let key = Key::new([42; 32]);
+        let dial = Dial {
+            channel,
+            own: dialer,
+            peer: listener,
+            ranks: self.plan.ranks,
+            session,
+        };
+        let (here, there) = (self.draw.bytes(), self.draw.bytes());
+        let shaking = (
+            Listener::new(key.clone(), listener, self.plan.ranks, group, here),
+            Dialer::new(key, dial, there),
+        );
+        let (up, down) = (
+            self.pipe(dialer, listener, channel),
+            self.pipe(listener, dialer, channel),
+        );
+        self.connections.push(Connection {
+            listener,
+            dialer,
+            channel,
+            up,
+            down,
+            shaking: [true, true],
+            closed: [false, false],
+            bring: Bring::Shaking(Box::new(shaking)),
+        });
+    }
+
+    fn pipe(&mut self, from: u32, to: u32, channel: Channel) -> Pipe {
+        let faults = self.plan.link_faults.iter();
+        let faults = faults
+            .filter(|fault| (fault.from, fault.to, fault.channel) == (from, to, channel))
+            .map(|fault| (fault.segment, fault.kind))
+            .collect();
+        Pipe::new(
+            Draw::new(self.draw.next()),
+            self.plan.latency_ns,
+            self.plan.jitter_ns,
+            self.plan.segment_bytes,
+            faults,
+        )
+    }
+
+    fn node(&mut self, rank: u32) -> &mut Node {
+        &mut self.nodes[rank as usize]
+    }
+
+    fn run(mut self) -> LinkReport {
+        for _ in 0..ROUNDS_MAX {
+            let mut moved = false;
+            for rank in 0..self.plan.ranks {
+                moved |= self.step(rank);
+            }
+            if moved {
+                continue;
+            }
+            if self.nodes.iter().all(|node| node.ended_at.is_some()) {
+                break;
+            }
+            match self.next_time() {
+                Some(next) => self.now = next,
+                None => break,
+            }
+        }
+        let pipes = self.connections.iter().flat_map(|it| [&it.up, &it.down]);
+        let struck = pipes.filter_map(|pipe| pipe.struck_at).max();
+        let struck_ns = struck.max(self.struck_at);
+        let ranks = self.nodes.iter().map(|node| RankReport {
+            killed: node.killed,
+            phase: node.session.phase(),
+            error: node.session.error().cloned(),
+            gates_right: node.actor.gates_right,
+            gates_wrong: node.actor.gates_wrong,
+            ended_ns: node.ended_at.unwrap_or(u64::MAX),
+        });
+        LinkReport {
+            ranks: ranks.collect(),
+            planned_gates: self.planned_gates,
+            struck_ns,
+        }
+    }
+
+    fn next_time(&self) -> Option<u64> {
+        let pipes = self.connections.iter().flat_map(|it| [&it.up, &it.down]);
+        let arrivals = pipes.filter_map(|pipe| pipe.next_arrival(self.now));
+        let living = self.nodes.iter().filter(|node| node.ended_at.is_none());
+        let wakes = living.flat_map(|node| {
+            let due = node.skew.global(node.session.next_deadline());
+            let over = if node.session.error().is_some() {
+                // Its last words are given some time.
+                self.now.saturating_add(DEADLINES.close_ns)
+            } else {
+                u64::MAX
+            };
+            [
+                due.max(node.wakes_at),
+                over.max(node.wakes_at),
+                node.wakes_at,
+            ]
+        });
+        arrivals
+            .chain(wakes)
+            .filter(|at| *at > self.now && *at != u64::MAX)
+            .min()
+    }
+
+    /// One look of a rank at everything it has; true when something happened.
+    fn step(&mut self, rank: u32) -> bool {
+        let now = self.now;
+        if self.node(rank).ended_at.is_some() || now < self.node(rank).wakes_at {
+            return false;
+        }
+        let step = self.node(rank).steps;
+        self.node(rank).steps += 1;
+        let faults = self.plan.rank_faults.iter();
+        let fault = faults
+            .filter(|fault| fault.rank == rank && fault.step == step)
+            .map(|fault| fault.kind)
+            .next();
+        match fault {
+            Some(RankFaultKind::Kill) => {
+                self.struck_at = Some(now);
+                self.node(rank).killed = true;
+                self.end(rank);
+                return true;
+            }
+            Some(RankFaultKind::Stop { ns }) => {
+                let wakes_at = now + ns;
+                // What it does to the others may begin only when it wakes.
+                self.struck_at = Some(wakes_at);
+                self.node(rank).wakes_at = wakes_at;
+                return true;
+            }
+            None => {}
+        }
+        let mut moved = false;
+        for index in 0..self.connections.len() {
+            moved |= self.serve(rank, index);
+        }
+        let node = self.node(rank);
+        let local = node.skew.local(now);
+        node.session.handle_time(local);
+        moved |= node.actor.heed(local, &mut node.session);
+        loop {
+            match node.actor.act(local, &mut node.session) {
+                Ok(true) => moved = true,
+                Ok(false) => break,
+                Err(error) => {
+                    node.session.abort(local, &error.cause.to_string());
+                    break;
+                }
+            }
+        }
+        moved |= self.dial_data(rank);
+        let node = self.node(rank);
+        if node.actor.ended && node.session.is_over(node.skew.local(now)) {
+            self.end(rank);
+            moved = true;
+        }
+        moved
+    }
+
+    /// A worker that knows the session dials the data connections.
+    fn dial_data(&mut self, rank: u32) -> bool {
+        let mut dialled = false;
+        for listener in 0..rank {
+            let (Some(session), Some(_)) = (self.node(rank).group, self.node(listener).group)
+            else {
+                continue;
+            };
+            let there = self
+                .connections
+                .iter()
+                .any(|it| (it.listener, it.dialer, it.channel) == (listener, rank, Channel::Data));
+            if !there && self.node(listener).ended_at.is_none() {
+                self.dial(listener, rank, Channel::Data, session);
+                dialled = true;
+            }
+        }
+        dialled
+    }
+
+    fn end(&mut self, rank: u32) {
+        self.node(rank).ended_at = Some(self.now);
+        for connection in &mut self.connections {
+            if connection.listener == rank {
+                connection.down.close(self.now);
+            }
+            if connection.dialer == rank {
+                connection.up.close(self.now);
+            }
+        }
+    }
+
+    /// Moves bytes between a rank and one of its connections.
+    fn serve(&mut self, rank: u32, index: usize) -> bool {
+        let now = self.now;
+        let Some(connection) = self.connections.get_mut(index) else {
+            return false;
+        };
+        let side = if connection.listener == rank {
+            0
+        } else if connection.dialer == rank {
+            1
+        } else {
+            return false;
+        };
+        if connection.shaking[side] {
+            return self.shake(rank, index, side);
+        }
+        let Connection {
+            listener,
+            dialer,
+            channel,
+            up,
+            down,
+            closed,
+            ..
+        } = connection;
+        let (peer, reading, writing) = match side {
+            0 => (*dialer, up, down),
+            _ => (*listener, down, up),
+        };
+        let node = &mut self.nodes[rank as usize];
+        let local = node.skew.local(now);
+        let mut moved = false;
+        match channel {
+            Channel::Control => {
+                loop {
+                    let count = reading.read(now, node.session.control_to_read(peer));
+                    if count == 0 {
+                        break;
+                    }
+                    node.session.control_read(local, peer, count);
+                    node.actor.heed(local, &mut node.session);
+                    moved = true;
+                }
+                loop {
+                    let count = writing.write(now, node.session.control_to_write(peer));
+                    if count == 0 {
+                        break;
+                    }
+                    node.session.control_wrote(peer, count);
+                    moved = true;
+                }
+            }
+            Channel::Data => {
+                moved |= write_gate(now, node, peer, writing);
+                moved |= read_gate(now, local, node, peer, reading);
+            }
+        }
+        if reading.ended(now) && !closed[side] {
+            closed[side] = true;
+            node.session.closed(local, peer, *channel);
+            moved = true;
+        }
+        moved
+    }
+
+    /// Moves bytes of the handshake.
+    fn shake(&mut self, rank: u32, index: usize, side: usize) -> bool {
+        let now = self.now;
+        let connection = &mut self.connections[index];
+        let Bring::Shaking(shaking) = &mut connection.bring else {
+            return false;
+        };
+        let (listener, dialer) = shaking.as_mut();
+        let node = &mut self.nodes[rank as usize];
+        let local = node.skew.local(now);
+        let session = &node.session;
+        let mut moved = false;
+        let mut result = Step::More;
+        loop {
+            let (read, wrote) = if side == 0 {
+                let read = connection.up.read(now, listener.to_read());
+                if read > 0 {
+                    let step = listener.read(read, |peer, channel| session.awaits(peer, channel));
+                    if step != Step::More {
+                        result = step;
+                    }
+                }
+                let wrote = connection.down.write(now, listener.to_write());
+                listener.wrote(wrote);
+                (read, wrote)
+            } else {
+                let read = connection.down.read(now, dialer.to_read());
+                if read > 0 {
+                    result = dialer.read(read);
+                }
+                let wrote = connection.up.write(now, dialer.to_write());
+                dialer.wrote(wrote);
+                (read, wrote)
+            };
+            moved |= read + wrote > 0;
+            if read + wrote == 0 {
+                break;
+            }
+            // What follows belongs to the session.
+            if side == 1 && result != Step::More {
+                break;
+            }
+        }
+        let ended = match side {
+            0 => connection.up.ended(now),
+            _ => connection.down.ended(now),
+        };
+        if result == Step::More && ended {
+            result = Step::Refused(Refused::NotOurs);
+        }
+        match result {
+            Step::More => {}
+            Step::Done(Proven {
+                channel,
+                peer,
+                session,
+            }) => {
+                connection.shaking[side] = false;
+                if connection.shaking == [false, false] {
+                    connection.bring = Bring::Over;
+                }
+                node.group.get_or_insert(session);
+                node.session.attach(local, peer, channel);
+                moved = true;
+            }
+            Step::Refused(refused) => {
+                connection.shaking[side] = false;
+                match side {
+                    // A stranger's connection is closed and forgotten.
+                    0 => connection.down.close(now),
+                    _ => {
+                        connection.up.close(now);
+                        node.session.abort(local, &refused.to_string());
+                    }
+                }
+                moved = true;
+            }
+        }
+        moved
+    }
+}
+
+fn write_gate(now: u64, node: &mut Node, peer: u32, pipe: &mut Pipe) -> bool {
+    let mut moved = false;
+    loop {
+        let (head, body) = node.session.gate_to_write(peer);
+        let body = node.actor.out.get(body).unwrap_or_default();
+        let whole = [head, body].concat();
+        let count = pipe.write(now, &whole);
+        if count == 0 {
+            return moved;
+        }
+        node.session.gate_wrote(peer, count);
+        moved = true;
+    }
+}
+
+fn read_gate(now: u64, local: Time, node: &mut Node, peer: u32, pipe: &mut Pipe) -> bool {
+    let mut moved = false;
+    loop {
+        let incoming = &mut node.actor.incoming[peer as usize];
+        let (head, body) = node.session.gate_to_read(peer);
+        let count = if head.is_empty() {
+            let place = incoming.get_mut(body).unwrap_or_default();
+            pipe.read(now, place)
+        } else {
+            pipe.read(now, head)
+        };
+        if count == 0 {
+            return moved;
+        }
+        moved = true;
+        if node
+            .session
+            .gate_read(local, peer, count, incoming)
+            .is_err()
+        {
+            return true;
+        }
+    }
+}
