@@ -227,6 +227,7 @@ def main():
     parser.add_argument("--library", default=LIBRARY, help="path of libds4.so")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), help="only this one")
     parser.add_argument("--allocator", choices=ALLOCATORS, help="only this one")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each, of which the fastest is kept")
     parser.add_argument("--quick", action="store_true", help="few steps: does it run at all?")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -240,13 +241,18 @@ def main():
         bits = set()
         failed = False
         allocators = [arguments.allocator] if arguments.allocator else ALLOCATORS
-        for allocator in allocators:
+        best = {}
+        # In turns, so that all meet the same machine.
+        for allocator in allocators * arguments.rounds:
             row = run(workload, allocator, arguments)
             machine = row.pop("machine", None) or machine
             failed |= "error" in row
             bits.add(row.get("bits"))
-            rows.append(row)
             sys.stderr.write(f"{workload} {allocator}: {row.get('step_ms_median', 'failed')}\n")
+            kept = best.get(allocator)
+            if kept is None or row.get("step_ms_median", 1e9) < kept.get("step_ms_median", 1e9):
+                best[allocator] = row
+        rows += best.values()
         verdicts[workload] = "error" if failed else "equal" if len(bits) == 1 else "differ"
     report = {
         "schema": 1,
