@@ -10,7 +10,7 @@ use libloading::Library;
 use crate::device::Ordinal;
 
 use super::Vendor;
-use super::status::NO_DEVICE;
+use super::status::{INVALID_DEVICE, NO_DEVICE};
 use super::table::Functions;
 
 /// The sonames of the HIP runtime, the newest first.
@@ -193,11 +193,13 @@ impl Driver {
                 count: count.unsigned_abs(),
                 version,
             }),
-            Err(status) if status.code != NO_DEVICE => Err(OpenError::NoStart {
-                vendor,
-                detail: format!("{}: {}", status.call, functions.describe(status.code)),
-                path,
-            }),
+            Err(status) if !matches!(status.code, NO_DEVICE | INVALID_DEVICE) => {
+                Err(OpenError::NoStart {
+                    vendor,
+                    detail: format!("{}: {}", status.call, functions.describe(status.code)),
+                    path,
+                })
+            }
             _ => Err(OpenError::NoDevice { vendor, path }),
         }
     }

@@ -14,6 +14,8 @@ pub(super) const NOT_READY: u32 = 600;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 /// No device is visible.
 pub(super) const NO_DEVICE: u32 = 100;
+/// The device is not valid: what `hipInit` of ROCm 5 says where there is none.
+pub(super) const INVALID_DEVICE: u32 = 101;
 /// The device is in exclusive use, or in a state in which it takes no context.
 pub(super) const DEVICE_UNAVAILABLE: u32 = 46;
 const OUT_OF_MEMORY: u32 = 2;
