@@ -121,7 +121,8 @@ impl Plan {
     /// follows the receipt of what it sends, and else nobody waits for anybody.
     #[must_use]
     pub fn steps(&self, rank: u32) -> Vec<Step> {
-        if rank >= self.ranks || self.bytes == 0 {
+        // Alone, a rank has the sum.
+        if self.ranks < 2 || rank >= self.ranks || self.bytes == 0 {
             return Vec::new();
         }
         match self.way {
