@@ -47,7 +47,7 @@ fn a_check_that_a_machine_has_no_room_for_is_skipped_with_the_reason() {
         format!("{}granularity = '256'\n", device("256")),
         format!("{}granularity = '8GiB'\n", device("24GiB")).repeat(2),
         format!("{}page = '1GiB'\n", device("24GiB")),
-        format!("{}page = '4KiB'\ngranularity = '256'\n", device("1GiB")),
+        format!("{}page = '64KiB'\ngranularity = '256'\n", device("1GiB")),
         format!("{}page = '2MiB'\n", device("48MiB")).repeat(2),
         format!(
             "{}page = '2MiB'\nother_processes = '1GiB'\n",

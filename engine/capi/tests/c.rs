@@ -133,7 +133,7 @@ fn the_practices_hold_on_the_real_backends_over_simulated_drivers() {
         succeed(
             Command::new(&program)
                 .env("DS4_BACKEND", backend)
-                .env("DS4_FAKE_GPUS", "2G,1G,2G,1G")
+                .env("DS4_FAKE_GPUS", "2G,1G")
                 .env("LD_LIBRARY_PATH", &libraries),
         );
     }

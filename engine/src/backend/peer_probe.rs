@@ -14,6 +14,8 @@ use super::{Backend, BackendError, PageId};
 const SIZES_BYTES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
 /// How often each is tried: the first copy of a pair can differ from later ones.
 const REPEATS: u64 = 4;
+/// Sizes above this are tried twice only, as each takes so long.
+const OFTEN_BYTES: u64 = 1 << 20;
 /// What a destination holds before bytes arrive.
 const POISON: u8 = 0xA5;
 /// The words of [`Launch::CheckPattern`]'s result.
@@ -62,7 +64,8 @@ fn judge_up_to(
         .into_iter()
         .filter(|bytes| *bytes <= largest_bytes)
     {
-        for repeat in 0..REPEATS {
+        let repeats = if bytes > OFTEN_BYTES { 2 } else { REPEATS };
+        for repeat in 0..repeats {
             if !pair.intact(bytes, bytes ^ repeat)? {
                 return Ok(PeerAccess::Broken);
             }
