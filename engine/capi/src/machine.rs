@@ -107,7 +107,7 @@ impl Machine {
             }
             Self::Real(driver) => {
                 let force_bounce = bounce_is_forced().map_err(Failure::Argument)?;
-                let driver = DriverBackend::open(&driver, places, force_bounce)
+                let driver = DriverBackend::open(&driver, places, config.excluded, force_bounce)
                     .map_err(|error| Failure::NoDevice(error.to_string()))?;
                 let driver = Arc::new(driver);
                 (driver.clone(), Some(driver))
