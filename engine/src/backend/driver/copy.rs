@@ -109,9 +109,7 @@ impl Device {
         let mut can = 0;
         self.with(0, || {
             // SAFETY: the place is valid and both devices exist.
-            unsafe {
-                functions.can_access_peer(&raw mut can, self.number, peer.number)
-            }
+            unsafe { functions.can_access_peer(&raw mut can, self.number, peer.number) }
         })?;
         if can == 0 {
             return Ok(false);

@@ -52,9 +52,7 @@ impl Vendor {
         use cudarc::driver::sys::CUdevice_attribute_enum as Cuda;
         use hip_sys::hiprt::hipDeviceAttribute_t as Hip;
         match self {
-            Self::Cuda => {
-                Cuda::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as u32
-            }
+            Self::Cuda => Cuda::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as u32,
             Self::Hip => Hip::hipDeviceAttributeVirtualMemoryManagementSupported as u32,
         }
     }
