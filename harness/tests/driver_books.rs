@@ -8,7 +8,7 @@ use ds4_embedded::{Interface, Loaded};
 use ds4_engine::backend::driver::{Driver, DriverBackend, Vendor};
 use ds4_engine::backend::{Backend, BackendError, PageId};
 use ds4_engine::bytes::MIB;
-use ds4_engine::device::{DeviceAddress, DeviceId, DeviceMask, Ordinal, StreamId};
+use ds4_engine::device::{DeviceAddress, DeviceId, DeviceMask, Ordinal, PeerAccess, StreamId};
 
 const THREADS: usize = 4;
 
@@ -96,4 +96,20 @@ fn what_was_handed_out_is_taken_back_once_and_nothing_else() {
     books.streams();
     drop(books);
     assert_eq!(library.findings(true).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_verdict_that_failed_once_is_asked_for_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Interface::Cuda.write_to(folder.path()).unwrap();
+    let library = Loaded::open(&path).unwrap();
+    library.configure("DS4_FAKE_GPUS=256M,256M").unwrap();
+    let driver = Driver::load(Vendor::Cuda).unwrap();
+    let places = [Ordinal(0), Ordinal(1)];
+    let backend = DriverBackend::open(&driver, &places, DeviceMask::EMPTY, false).unwrap();
+    let (from, to) = (DeviceId::new(0).unwrap(), DeviceId::new(1).unwrap());
+    let plan = r#"{"faults": [{"at": "reserve", "kind": "fail"}]}"#;
+    library.set_faults(plan).unwrap();
+    assert!(backend.peer_access(from, to).is_err());
+    assert_eq!(backend.peer_access(from, to), Ok(PeerAccess::Direct));
 }
