@@ -100,7 +100,8 @@ impl Machine {
             .map(|device| device.ordinal)
             .collect();
         let force_bounce = bounce_is_forced().map_err(Failure::usage)?;
-        let target = Target::real(&driver, &ordinals, force_bounce).map_err(absent)?;
+        let excluded = selection.excluded();
+        let target = Target::real(&driver, &ordinals, excluded, force_bounce).map_err(absent)?;
         let config = allocator_config(&selection, args.strict_hints);
         let plan = read_plan(args, target.backend().devices().len())?;
         Ok(Self {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ds4_engine::backend::Backend;
 use ds4_engine::backend::driver::{Driver, DriverBackend, OpenError, Vendor};
 use ds4_engine::bytes::MIB;
-use ds4_engine::device::Ordinal;
+use ds4_engine::device::{DeviceMask, Ordinal};
 use ds4_sim::{DeviceView, InputError, Instrumented, Instruments, SimBackend, SimConfig};
 
 /// A backend by the name that users give it.
@@ -109,16 +109,19 @@ impl Target {
         })
     }
 
-    /// Real devices of a driver, by its own numbers and in this order.
+    /// Real devices of a driver, by its own numbers and in this order; those in `excluded` are not
+    /// opened.
     ///
     /// # Errors
     /// [`TargetError::Open`].
     pub fn real(
         driver: &Driver,
         ordinals: &[Ordinal],
+        excluded: DeviceMask,
         force_bounce: bool,
     ) -> Result<Self, TargetError> {
-        let backend = Arc::new(DriverBackend::open(driver, ordinals, force_bounce)?);
+        let backend = DriverBackend::open(driver, ordinals, excluded, force_bounce)?;
+        let backend = Arc::new(backend);
         let kind = match backend.vendor() {
             Vendor::Cuda => BackendKind::Cuda,
             Vendor::Hip => BackendKind::Hip,

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use ds4_engine::alloc::CopyPath;
+use ds4_engine::alloc::{CopyError, CopyPath, FreeError};
 use ds4_engine::backend::Backend;
 use ds4_engine::device::PeerAccess;
 use ds4_sim::{Call, Fault, FaultKind, FaultPlan, Link, SimBackend, SimConfig};
@@ -108,4 +108,33 @@ fn a_copy_whose_events_fail_is_ordered_by_the_host() {
         sim.streams_and_events(gpu(0)).1 + sim.streams_and_events(gpu(1)).1,
         0
     );
+}
+
+#[test]
+fn the_host_reads_what_it_wrote_and_nothing_outside_a_live_block() {
+    for (sim, allocator) in both(&[32]) {
+        let block = allocator.allocate(&on(0, MIB)).unwrap();
+        allocator.write(block.handle, 100, b"bytes").unwrap();
+        let mut got = [0; 5];
+        allocator.read(block.handle, 100, &mut got).unwrap();
+        assert_eq!(&got, b"bytes");
+        allocator.read(block.handle, MIB, &mut []).unwrap();
+        let outside = CopyError::OutOfBounds {
+            offset_bytes: MIB - 4,
+            bytes: 5,
+            block_bytes: MIB,
+        };
+        let at = MIB - 4;
+        assert_eq!(allocator.holds(block.handle, at, 5), Err(outside.clone()));
+        assert_eq!(
+            allocator.write(block.handle, at, &got),
+            Err(outside.clone())
+        );
+        assert_eq!(allocator.read(block.handle, at, &mut got), Err(outside));
+        assert!(allocator.holds(block.handle, u64::MAX, 5).is_err());
+        allocator.free(block.handle).unwrap();
+        let gone = Err(CopyError::NotLive(FreeError::DoubleFree));
+        assert_eq!(allocator.write(block.handle, 0, &got), gone);
+        assert_clean(&sim, allocator);
+    }
 }

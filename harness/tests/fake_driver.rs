@@ -199,3 +199,22 @@ fn a_driver_without_devices_says_which_variables_hide_them() {
     assert_eq!(output.status.code(), Some(4), "{said}");
     assert!(said.contains("CUDA_VISIBLE_DEVICES"), "{said}");
 }
+
+#[test]
+fn an_excluded_device_gets_no_context() {
+    let folder = tempfile::tempdir().unwrap();
+    let contexts = |words: &[&str]| {
+        let log = folder.path().join("calls").display().to_string();
+        let ds4 = ds4().display().to_string();
+        let head = ["fake-cuda", "--gpus", "1G,1G,1G", "--log", &log, "--"];
+        let tail = ["prefill", "--tensor-size", "32M", "--backend", "cuda"];
+        let output = run(&[&head, [ds4.as_str()].as_slice(), &tail, words].concat());
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let calls = std::fs::read_to_string(&log).unwrap();
+        std::fs::remove_file(&log).unwrap();
+        calls.matches("cuDevicePrimaryCtxRetain").count()
+    };
+    assert_eq!(contexts(&[]), 3);
+    assert_eq!(contexts(&["--gpu-exclude", "1"]), 2);
+}

@@ -15,7 +15,7 @@ use ds4_engine::alloc::{AllocError, Allocator, AllocatorConfig, Request};
 use ds4_engine::backend::Backend;
 use ds4_engine::backend::driver::{Driver, DriverBackend, Vendor};
 use ds4_engine::bytes::{GIB, MIB};
-use ds4_engine::device::{DeviceId, Ordinal};
+use ds4_engine::device::{DeviceId, DeviceMask, Ordinal};
 use ds4_harness::stopwatch::Stopwatch;
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ fn own_ordinal() -> u32 {
 
 fn open(ordinals: &[u32], force_bounce: bool) -> Arc<DriverBackend> {
     let ordinals: Vec<Ordinal> = ordinals.iter().copied().map(Ordinal).collect();
-    let opened = DriverBackend::open(&driver(), &ordinals, force_bounce);
+    let opened = DriverBackend::open(&driver(), &ordinals, DeviceMask::EMPTY, force_bounce);
     Arc::new(opened.unwrap_or_else(|error| panic!("{error}")))
 }
 

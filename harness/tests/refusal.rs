@@ -207,3 +207,23 @@ fn rule_11_a_wait_comes_before_a_refusal_and_a_drain_before_a_wait() {
     assert!(sim.now_ns() >= 1_000_000_000);
     assert_clean(&sim, allocator);
 }
+
+#[test]
+fn a_device_that_is_lost_while_pages_are_moved_is_refused_as_lost() {
+    let sim = machine(&[32], true);
+    let allocator = allocator(&sim);
+    let blocks: Vec<_> = (0..4)
+        .map(|_| allocator.allocate(&on(0, PAGE)).unwrap())
+        .collect();
+    for block in blocks.iter().step_by(2) {
+        allocator.free(block.handle).unwrap();
+    }
+    sim.set_faults(FaultPlan::new(vec![
+        Fault::every(FaultKind::Oom).at(&[Call::CreatePage]),
+        Fault::every(FaultKind::Lost).at(&[Call::Map]),
+    ]))
+    .unwrap();
+    let reasons = reasons(allocator.allocate(&on(0, 2 * PAGE)));
+    let lost = matches!(reasons.as_slice(), [(_, RefusalReason::DeviceLost { .. })]);
+    assert!(lost, "{reasons:?}");
+}

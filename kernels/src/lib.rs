@@ -16,5 +16,5 @@ pub use add::add_f32;
 pub use checksum::checksum;
 pub use fill::fill;
 pub use launch::{Kernel, Launch, MAX_ARGUMENTS};
-pub use module::{code_object, geometry, ptx};
+pub use module::{CODE_OBJECTS, geometry, ptx};
 pub use pattern::{Mismatch, Pattern, Tally};

@@ -17,19 +17,14 @@ pub fn ptx() -> &'static str {
     include_str!("../compiled/ds4.ptx")
 }
 
-/// All kernels for an AMD device, named as HIP does; features after a colon are ignored, as the
-/// code runs with any of them.
-#[must_use]
-pub fn code_object(arch: &str) -> Option<&'static [u8]> {
-    let processor = arch.split(':').next().unwrap_or(arch);
-    Some(match processor {
-        "gfx90a" => include_bytes!("../compiled/ds4-gfx90a.hsaco"),
-        "gfx942" => include_bytes!("../compiled/ds4-gfx942.hsaco"),
-        "gfx1100" => include_bytes!("../compiled/ds4-gfx1100.hsaco"),
-        "gfx1151" => include_bytes!("../compiled/ds4-gfx1151.hsaco"),
-        _ => return None,
-    })
-}
+/// All kernels for each kind of AMD device, by the name that HIP gives its processor. A code object
+/// runs with any features of its processor.
+pub const CODE_OBJECTS: [(&str, &[u8]); 4] = [
+    ("gfx90a", include_bytes!("../compiled/ds4-gfx90a.hsaco")),
+    ("gfx942", include_bytes!("../compiled/ds4-gfx942.hsaco")),
+    ("gfx1100", include_bytes!("../compiled/ds4-gfx1100.hsaco")),
+    ("gfx1151", include_bytes!("../compiled/ds4-gfx1151.hsaco")),
+];
 
 /// Blocks of the one-dimensional grid and threads of a block. Any other numbers would also give
 /// the right result.
@@ -45,8 +40,6 @@ pub fn geometry(launch: &Launch) -> (u32, u32) {
 mod tests {
     use super::*;
     use crate::Kernel;
-
-    const PROCESSORS: [&str; 4] = ["gfx90a", "gfx942", "gfx1100", "gfx1151"];
 
     /// The parameters of an entry point, as PTX lists them.
     fn parameters(entry: &str) -> Vec<&'static str> {
@@ -129,8 +122,7 @@ mod tests {
     #[test]
     fn every_code_object_is_of_its_processor_and_describes_every_kernel() {
         const AMDGPU: u64 = 224;
-        for processor in PROCESSORS {
-            let elf = code_object(processor).unwrap();
+        for (processor, elf) in CODE_OBJECTS {
             assert!(elf.starts_with(b"\x7fELF\x02\x01"));
             assert_eq!(number::<2>(elf, 0x12), AMDGPU);
             let target = format!("amdgcn-amd-amdhsa--{processor}");
@@ -145,16 +137,6 @@ mod tests {
             }
             let descriptors = symbols.iter().filter(|name| name.ends_with(".kd"));
             assert_eq!(descriptors.count(), Kernel::ALL.len(), "{symbols:?}");
-        }
-    }
-
-    #[test]
-    fn code_objects_are_found_with_features_and_only_where_there_is_one() {
-        let plain = code_object("gfx90a");
-        assert!(plain.is_some());
-        assert_eq!(code_object("gfx90a:sramecc+:xnack-"), plain);
-        for unknown in ["", "gfx9", "gfx90", "gfx90ab", "sm_80", ":gfx90a"] {
-            assert_eq!(code_object(unknown), None, "{unknown}");
         }
     }
 

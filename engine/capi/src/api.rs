@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use ds4_engine::alloc::placement::OrphanPolicy;
-use ds4_engine::alloc::{AllocatorConfig, CopyError, CopyPath, DeviceBudget, Request};
+use ds4_engine::alloc::{AllocatorConfig, CopyError, CopyPath, DeviceBudget, Handle, Request};
 use ds4_engine::device::{DeviceMask, MAX_DEVICES, Ordinal, StreamId};
 
 use crate::failure::Failure;
@@ -102,6 +102,10 @@ fn open(
     machine.open(&places, config)
 }
 
+/// All of the first version's configuration, which ends with `reserve_bytes`.
+const FIRST_CONFIG_BYTES: usize =
+    std::mem::offset_of!(Config, reserve_bytes) + size_of::<[u64; MAX_DEVICES]>();
+
 /// A configuration of this or another version: what an older one lacks is zero, what a newer one
 /// adds must be.
 ///
@@ -116,7 +120,7 @@ unsafe fn read_config(config: *const Config) -> Result<Config, Failure> {
     // aligned for a smaller type.
     let size = unsafe { config.cast::<usize>().read_unaligned() };
     let known = size_of::<Config>();
-    if !(size_of::<usize>()..=1 << 16).contains(&size) {
+    if !(FIRST_CONFIG_BYTES..=1 << 16).contains(&size) {
         return Err(Failure::Argument(format!(
             "config->struct_size is {size}; set it to sizeof(ds4_gpu_mgpu_config_t), which is {known}"
         )));
@@ -221,10 +225,11 @@ pub extern "C" fn ds4_gpu_mgpu_record_use(ptr: *mut c_void, stream: u32) -> c_in
 pub unsafe extern "C" fn ds4_gpu_mgpu_stream_create(device: c_int, stream: *mut u32) -> c_int {
     status(|| {
         state::with(|instance| {
-            // SAFETY: the caller vouches for `stream`.
-            let stream = unsafe { place(stream, "stream") }?;
+            there(stream, "stream")?;
             let device = instance.device(device)?;
-            *stream = instance.allocator.create_stream(device)?.0;
+            let number = instance.allocator.create_stream(device)?.0;
+            // SAFETY: it is not null, and the caller vouches for it.
+            unsafe { stream.write(number) };
             Ok(())
         })
     })
@@ -245,10 +250,11 @@ pub unsafe extern "C" fn ds4_gpu_mgpu_stream_adopt(
 ) -> c_int {
     status(|| {
         state::with(|instance| {
-            // SAFETY: the caller vouches for `stream`.
-            let stream = unsafe { place(stream, "stream") }?;
+            there(stream, "stream")?;
             let device = instance.device(device)?;
-            *stream = instance.stream(device, raw.addr())?.0;
+            let number = instance.stream(device, raw.addr())?.0;
+            // SAFETY: it is not null, and the caller vouches for it.
+            unsafe { stream.write(number) };
             Ok(())
         })
     })
@@ -296,13 +302,14 @@ pub unsafe extern "C" fn ds4_gpu_mgpu_copy(
             let around = |place| instance.block_around(place).map_err(CopyError::NotLive);
             let (from, to) = (around(address(src))?, around(address(dst))?);
             let report = instance.allocator.copy(from, to, bytes as u64)?;
-            // SAFETY: the caller vouches for `path`.
-            if let Some(path) = unsafe { path.as_mut() } {
-                *path = match report.path {
-                    CopyPath::SameDevice => DS4_COPY_SAME_DEVICE,
-                    CopyPath::Peer => DS4_COPY_PEER,
-                    CopyPath::HostBounce => DS4_COPY_HOST_BOUNCE,
-                };
+            let taken = match report.path {
+                CopyPath::SameDevice => DS4_COPY_SAME_DEVICE,
+                CopyPath::Peer => DS4_COPY_PEER,
+                CopyPath::HostBounce => DS4_COPY_HOST_BOUNCE,
+            };
+            if !path.is_null() {
+                // SAFETY: it is not null, and the caller vouches for it.
+                unsafe { path.write(taken) };
             }
             Ok(())
         })
@@ -321,14 +328,14 @@ pub unsafe extern "C" fn ds4_gpu_mgpu_write(
 ) -> c_int {
     status(|| {
         state::with(|instance| {
-            let device = within(instance, dst, bytes, host.is_null())?;
+            let (handle, offset_bytes) = range(instance, dst, bytes, host)?;
             if bytes == 0 {
                 return Ok(());
             }
-            // SAFETY: it is not null, and the caller vouches for so many bytes.
+            // SAFETY: it is not null, no block is longer than `isize::MAX`, and the caller vouches
+            // for so many bytes.
             let host = unsafe { std::slice::from_raw_parts(host.cast::<u8>(), bytes) };
-            let backend = instance.allocator.backend();
-            Ok(backend.write(device, address(dst), host)?)
+            Ok(instance.allocator.write(handle, offset_bytes, host)?)
         })
     })
 }
@@ -345,45 +352,36 @@ pub unsafe extern "C" fn ds4_gpu_mgpu_read(
 ) -> c_int {
     status(|| {
         state::with(|instance| {
-            let device = within(instance, src, bytes, host.is_null())?;
+            let (handle, offset_bytes) = range(instance, src, bytes, host)?;
             if bytes == 0 {
                 return Ok(());
             }
-            // SAFETY: it is not null, and the caller vouches for so many bytes, which all bits are
-            // valid for.
-            let host = unsafe { std::slice::from_raw_parts_mut(host.cast::<u8>(), bytes) };
-            let backend = instance.allocator.backend();
-            Ok(backend.read(device, address(src), host)?)
+            let host = host.cast::<u8>();
+            // What C hands over may be fresh from malloc, which Rust must not see before it is set.
+            // SAFETY: it is not null, and the caller vouches for so many bytes.
+            unsafe { host.write_bytes(0, bytes) };
+            // SAFETY: as above, they were set, and no block is longer than `isize::MAX`.
+            let host = unsafe { std::slice::from_raw_parts_mut(host, bytes) };
+            Ok(instance.allocator.read(handle, offset_bytes, host)?)
         })
     })
 }
 
-/// The device of a range inside a live block, once all its work is done.
-fn within(
+/// The live block around an address, and where in it the range begins that is to be copied: the
+/// block holds all of it, and there is a host's side for it.
+fn range(
     instance: &Instance,
     start: *const c_void,
     bytes: usize,
-    host_is_null: bool,
-) -> Result<ds4_engine::device::DeviceId, Failure> {
-    let bytes = bytes as u64;
-    if (host_is_null && bytes > 0) || i64::try_from(bytes).is_err() {
-        let what = "host is NULL, or more bytes than any memory has";
-        return Err(Failure::Argument(what.to_owned()));
-    }
+    host: *const c_void,
+) -> Result<(Handle, u64), Failure> {
     let (handle, offset_bytes) = instance.block_around(address(start))?;
-    let (_, block_bytes) = instance.allocator.extent(handle)?;
-    if offset_bytes
-        .checked_add(bytes)
-        .is_none_or(|end| end > block_bytes)
-    {
-        return Err(Failure::Copy(CopyError::OutOfBounds {
-            offset_bytes,
-            bytes,
-            block_bytes,
-        }));
+    let allocator = &instance.allocator;
+    allocator.holds(handle, offset_bytes, bytes as u64)?;
+    if host.is_null() && bytes > 0 {
+        return Err(Failure::Argument("host is NULL".to_owned()));
     }
-    instance.allocator.synchronize(handle.device())?;
-    Ok(handle.device())
+    Ok((handle, offset_bytes))
 }
 
 /// Gives memory that no block touches back to the driver; the bytes are written to
@@ -396,9 +394,9 @@ pub unsafe extern "C" fn ds4_gpu_mgpu_trim(returned_bytes: *mut u64) -> c_int {
     status(|| {
         state::with(|instance| {
             let bytes = instance.allocator.trim()?;
-            // SAFETY: the caller vouches for the place.
-            if let Some(place) = unsafe { returned_bytes.as_mut() } {
-                *place = bytes;
+            if !returned_bytes.is_null() {
+                // SAFETY: it is not null, and the caller vouches for it.
+                unsafe { returned_bytes.write(bytes) };
             }
             Ok(())
         })
@@ -413,26 +411,26 @@ pub unsafe extern "C" fn ds4_gpu_mgpu_trim(returned_bytes: *mut u64) -> c_int {
 pub unsafe extern "C" fn ds4_gpu_mgpu_pool_stats(device: c_int, stats: *mut PoolStats) -> c_int {
     status(|| {
         state::with(|instance| {
-            // SAFETY: the caller vouches for `stats`, which holds plain numbers.
-            let stats = unsafe { place(stats, "stats") }?;
+            there(stats, "stats")?;
             let device = instance.device(device)?;
-            *stats = instance
+            let figures = instance
                 .allocator
                 .stats(device)
-                .ok_or_else(|| Failure::Argument(format!("{device} is excluded")))?
-                .into();
+                .ok_or_else(|| Failure::Argument(format!("{device} is excluded")))?;
+            // SAFETY: it is not null, and the caller vouches for it.
+            unsafe { stats.write(figures.into()) };
             Ok(())
         })
     })
 }
 
-/// What an address refers to that must not be null.
-///
-/// # Safety
-/// It is null or valid for writing and not used otherwise.
-unsafe fn place<'a, T>(address: *mut T, name: &str) -> Result<&'a mut T, Failure> {
-    // SAFETY: the caller vouches for it.
-    unsafe { address.as_mut() }.ok_or_else(|| Failure::Argument(format!("{name} is NULL")))
+/// Refuses the null address of something that must be there. What is there may be uninitialised:
+/// it is only written, never referred to.
+pub(crate) fn there<T>(place: *mut T, name: &str) -> Result<(), Failure> {
+    if place.is_null() {
+        return Err(Failure::Argument(format!("{name} is NULL")));
+    }
+    Ok(())
 }
 
 /// Why this thread's last failed call failed: one sentence, "" before the first. The text is valid
@@ -450,7 +448,7 @@ pub extern "C" fn ds4_gpu_mgpu_last_status() -> c_int {
 }
 
 /// Waits until no other call runs and gives all memory back to the driver, that of live blocks
-/// too.
+/// too. After a failure the allocator is closed as well: initialize it anew.
 #[unsafe(no_mangle)]
 pub extern "C" fn ds4_gpu_mgpu_shutdown() -> c_int {
     status(state::close)

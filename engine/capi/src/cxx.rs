@@ -39,10 +39,9 @@ pub(crate) fn throw(message: CString) {
     let exception = unsafe { (runtime.allocate)(EXCEPTION_BYTES) };
     // SAFETY: the place is large enough and aligned, and the message, which is copied, is valid.
     unsafe { (runtime.construct)(exception, message.as_ptr()) };
-    // Nothing may be left to drop in this frame.
-    drop(message);
-    // SAFETY: the exception is constructed, of this type and with this destructor, and every frame
-    // from here to the caller's may be unwound.
+    // SAFETY: the exception is constructed, of this type and with this destructor. It may pass every
+    // frame from here to the caller's: both ways out are "C-unwind", and what the frames between
+    // hold is dropped as it passes.
     unsafe {
         (runtime.throw)(
             exception,

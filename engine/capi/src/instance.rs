@@ -19,8 +19,8 @@ pub(crate) struct Instance {
     driver: Option<Arc<DriverBackend>>,
     /// The numbers of streams that others made, by device and their own handle.
     adopted: Mutex<BTreeMap<(DeviceId, usize), StreamId>>,
-    /// Where PyTorch's memory may lie, once PyTorch asked.
-    pub(crate) torch: OnceLock<Result<Plan, Failure>>,
+    /// Where PyTorch's memory may lie, once PyTorch asked and was told.
+    pub(crate) torch: OnceLock<Plan>,
 }
 
 impl Instance {
@@ -31,6 +31,11 @@ impl Instance {
             adopted: Mutex::default(),
             torch: OnceLock::new(),
         }
+    }
+
+    /// How many calls of the driver were made, if the devices are real.
+    pub(crate) fn driver_calls(&self) -> Option<u64> {
+        self.driver.as_ref().map(|driver| driver.driver_calls())
     }
 
     pub(crate) fn close(self) -> Result<(), Failure> {

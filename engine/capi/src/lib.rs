@@ -3,8 +3,9 @@
 //! One allocator for the process, behind functions of plain types: [`api`] is what
 //! `include/ds4.h` declares, [`torch`] what `torch.cuda.memory.CUDAPluggableAllocator` names.
 //!
-//! - A function that fails says so by its result, keeps the reason for its thread and changes
-//!   nothing; no panic leaves it.
+//! - A function that fails says so by its result and keeps the reason for its thread; no panic
+//!   leaves it. It has changed nothing, but for two: a copy may have written part of its bytes, and
+//!   shutting down ends the allocator in any case.
 //! - Pointers are addresses of devices. Nothing here reads or writes through one, so that
 //!   addresses of simulated devices serve as well.
 //! - All functions may be called from all threads. Reading the state takes a lock that threads

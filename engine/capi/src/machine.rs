@@ -8,7 +8,7 @@ use ds4_engine::backend::driver::{Driver, DriverBackend, OpenError, Vendor, boun
 use ds4_engine::device::Ordinal;
 use ds4_sim::{SimBackend, SimConfig, Topology};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, is_of_driver};
 use crate::instance::Instance;
 
 /// The simulated machine where none is named.
@@ -42,8 +42,7 @@ impl Machine {
     }
 
     fn real(vendor: Vendor) -> Result<Self, Failure> {
-        let driver = Driver::load(vendor).map_err(|error| Failure::NoDevice(error.to_string()))?;
-        Ok(Self::Real(driver))
+        Ok(Self::Real(Driver::load(vendor)?))
     }
 
     fn any() -> Result<Self, Failure> {
@@ -57,16 +56,19 @@ impl Machine {
         };
         // A driver that is there and does not work is worth more words than one that is not there.
         let absent = |error: &OpenError| matches!(error, OpenError::NoDriver { .. });
-        Err(Failure::NoDevice(match (absent(&cuda), absent(&hip)) {
-            (true, true) => {
+        Err(match (absent(&cuda), absent(&hip)) {
+            (true, true) => Failure::NoDevice(
                 "no GPU driver: neither libcuda.so.1 nor libamdhip64.so can be loaded; \
-                             install one, or set DS4_BACKEND=sim for simulated GPUs"
-                    .to_owned()
+                 install one, or set DS4_BACKEND=sim for simulated GPUs"
+                    .to_owned(),
+            ),
+            (false, true) => cuda.into(),
+            (true, false) => hip.into(),
+            (false, false) if is_of_driver(&cuda) || is_of_driver(&hip) => {
+                Failure::Driver(format!("{cuda}; {hip}"))
             }
-            (false, true) => cuda.to_string(),
-            (true, false) => hip.to_string(),
-            (false, false) => format!("{cuda}; {hip}"),
-        }))
+            (false, false) => Failure::NoDevice(format!("{cuda}; {hip}")),
+        })
     }
 
     fn simulated(topology: Option<&str>) -> Result<Self, Failure> {
@@ -107,8 +109,7 @@ impl Machine {
             }
             Self::Real(driver) => {
                 let force_bounce = bounce_is_forced().map_err(Failure::Argument)?;
-                let driver = DriverBackend::open(&driver, places, force_bounce)
-                    .map_err(|error| Failure::NoDevice(error.to_string()))?;
+                let driver = DriverBackend::open(&driver, places, config.excluded, force_bounce)?;
                 let driver = Arc::new(driver);
                 (driver.clone(), Some(driver))
             }

@@ -11,13 +11,14 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ds4_engine::alloc::{AllocatorConfig, DeviceBudget, Request};
+use ds4_engine::alloc::{AllocError, AllocatorConfig, DeviceBudget, Request};
 use ds4_engine::bytes::format_bytes;
 use ds4_engine::device::{DeviceAddress, DeviceId, DeviceMask, Ordinal, PeerAccess, StreamId};
 use ds4_engine::selection::{Budget, Selection, SelectionFlags};
 
+use crate::api::there;
 use crate::cxx;
 use crate::failure::Failure;
 use crate::instance::{Instance, address, pointer};
@@ -26,7 +27,7 @@ use crate::machine::{Machine, read_variable};
 use crate::state;
 use crate::types::{DS4_OK, PoolStats};
 
-const PLACEMENT: &str = "DS4_TORCH_PLACEMENT";
+pub(crate) const PLACEMENT: &str = "DS4_TORCH_PLACEMENT";
 
 /// Where the memory of PyTorch's devices may lie.
 #[derive(Debug)]
@@ -47,14 +48,30 @@ struct Home {
 }
 
 impl Plan {
+    /// The plan, read when it is first asked for; a failure is forgotten.
+    #[inline]
+    fn of(instance: &Instance) -> Result<&Self, Failure> {
+        match instance.torch.get() {
+            Some(plan) => Ok(plan),
+            None => {
+                let plan = Self::read(instance)?;
+                Ok(instance.torch.get_or_init(|| plan))
+            }
+        }
+    }
+
     /// Reads the placement; a device that no entry names keeps to itself.
+    #[cold]
     fn read(instance: &Instance) -> Result<Self, Failure> {
         let infos = instance.allocator.backend().devices().iter().enumerate();
         let mut homes: Vec<Home> = infos
             .filter_map(|(index, info)| {
+                let device = DeviceId::new(index)?;
+                // Without a pool it is excluded.
+                instance.allocator.stats(device)?;
                 Some(Home {
                     ordinal: info.ordinal,
-                    device: DeviceId::new(index)?,
+                    device,
                     others: DeviceMask::EMPTY,
                 })
             })
@@ -87,21 +104,38 @@ impl Plan {
         let ours = |home: &&Home| i64::from(home.ordinal.0) == i64::from(number);
         self.homes.iter().find(ours).copied().ok_or_else(|| {
             Failure::Argument(format!(
-                "device {number} was not opened; DS4_GPU_DEVICES or ds4_gpu_mgpu_init left it out"
+                "device {number} was not opened; DS4_GPU_DEVICES, DS4_GPU_EXCLUDE or \
+                 ds4_gpu_mgpu_init left it out"
             ))
         })
     }
 
-    /// The device that works on a block which lies elsewhere; it is forgotten with `forget`.
-    fn borrower(&self, place: DeviceAddress, forget: bool) -> Option<DeviceId> {
+    /// The device that works on a block which lies elsewhere.
+    fn borrower(&self, place: DeviceAddress) -> Option<DeviceId> {
         if !self.lends {
             return None;
         }
-        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        if forget {
-            return lent.remove(&place);
-        }
-        lent.get(&place).copied()
+        self.lent().get(&place).copied()
+    }
+
+    fn lent(&self) -> MutexGuard<'_, BTreeMap<DeviceAddress, DeviceId>> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a block back that lies elsewhere than `own`, which works on it.
+    #[cold]
+    fn take_back(
+        &self,
+        instance: &Instance,
+        place: DeviceAddress,
+        own: DeviceId,
+    ) -> Result<(), Failure> {
+        instance.allocator.synchronize(own)?;
+        // Under the lock, so that the loan which ends is not a later one of the same place.
+        let mut lent = self.lent();
+        instance.allocator.free_address(place)?;
+        lent.remove(&place);
+        Ok(())
     }
 }
 
@@ -179,8 +213,8 @@ fn open() -> Result<Instance, Failure> {
 fn with<T>(work: impl Fn(&Instance, &Plan) -> Result<T, Failure>) -> Result<T, Failure> {
     let attempt = || {
         state::with(|instance| {
-            let plan = instance.torch.get_or_init(|| Plan::read(instance));
-            work(instance, plan.as_ref().map_err(Clone::clone)?)
+            let plan = Plan::of(instance)?;
+            work(instance, plan)
         })
     };
     match attempt() {
@@ -209,13 +243,12 @@ fn allocate(size: isize, device: c_int, stream: usize) -> Result<*mut c_void, Fa
         };
         match instance.allocator.allocate(&request) {
             Ok(allocation) => Ok(pointer(allocation.address)),
-            Err(_) if !home.others.is_empty() => borrow(instance, plan, home, bytes),
-            Err(error) => Err(error.into()),
+            Err(error) => borrow(instance, plan, home, bytes, error.into()),
         }
     })
 }
 
-/// Takes memory of another device. The streams of two devices have no common order, so that the
+/// Takes memory of another device, if `own` is that the home has none. The streams of two devices have no common order, so that the
 /// host waits: here for what the other device still does, at the free for what the own one does.
 #[cold]
 fn borrow(
@@ -223,19 +256,26 @@ fn borrow(
     plan: &Plan,
     home: Home,
     bytes: u64,
+    own: Failure,
 ) -> Result<*mut c_void, Failure> {
+    if home.others.is_empty() || !own.is_memory() {
+        return Err(own);
+    }
     let request = Request {
         mask: home.others,
         stream: StreamId::DEFAULT,
         ..Request::new(bytes)
     };
-    let allocation = instance.allocator.allocate(&request)?;
+    let refused = |error: AllocError| Failure::Lending {
+        own: Box::new(own),
+        lender: Box::new(error.into()),
+    };
+    let allocation = instance.allocator.allocate(&request).map_err(refused)?;
     if let Err(error) = instance.allocator.synchronize(allocation.device) {
         instance.allocator.free(allocation.handle)?;
         return Err(error.into());
     }
-    let mut lent = plan.lent.lock().unwrap_or_else(PoisonError::into_inner);
-    lent.insert(allocation.address, home.device);
+    plan.lent().insert(allocation.address, home.device);
     Ok(pointer(allocation.address))
 }
 
@@ -273,10 +313,7 @@ fn raise(failure: &Failure) {
     } else {
         format!("ds4: {failure}")
     };
-    let message = sentence(&text);
-    // An exception leaves this frame for good.
-    drop(text);
-    cxx::throw(message);
+    cxx::throw(sentence(&text));
     if !SAID.swap(true, Ordering::Relaxed) {
         say(&format!("ds4: {failure}"));
     }
@@ -300,10 +337,10 @@ pub unsafe extern "C" fn ds4_torch_free(
     }
     let freed = || {
         state::with(|instance| {
-            if let Some(Ok(plan)) = instance.torch.get()
-                && let Some(own) = plan.borrower(address(ptr), true)
+            if let Some(plan) = instance.torch.get()
+                && let Some(own) = plan.borrower(address(ptr))
             {
-                instance.allocator.synchronize(own)?;
+                return plan.take_back(instance, address(ptr), own);
             }
             Ok(instance.allocator.free_address(address(ptr))?)
         })
@@ -327,8 +364,8 @@ pub unsafe extern "C" fn ds4_torch_record_stream(ptr: *mut c_void, stream: *mut 
     }
     let noted = status(|| {
         state::with(|instance| {
-            if let Some(Ok(plan)) = instance.torch.get()
-                && plan.borrower(address(ptr), false).is_some()
+            if let Some(plan) = instance.torch.get()
+                && plan.borrower(address(ptr)).is_some()
             {
                 // Its free waits for the whole device.
                 return Ok(());
@@ -364,12 +401,10 @@ pub unsafe extern "C" fn ds4_torch_stats(device: c_int, stats: *mut PoolStats) -
     status(|| {
         with(|instance, plan| {
             let home = plan.home(device)?;
-            // SAFETY: the caller vouches for `stats`, which holds plain numbers.
-            let Some(stats) = (unsafe { stats.as_mut() }) else {
-                return Err(Failure::Argument("stats is NULL".to_owned()));
-            };
+            there(stats, "stats")?;
             let figures = instance.allocator.stats(home.device).unwrap_or_default();
-            *stats = figures.into();
+            // SAFETY: it is not null, and the caller vouches for it.
+            unsafe { stats.write(figures.into()) };
             Ok(())
         })
     })
@@ -391,7 +426,7 @@ fn print_at_exit() {
     let _ = unsafe { atexit(print) };
 }
 
-/// One line for each device that was used.
+/// One line for each device that was used, and one for a real driver.
 fn summary(instance: &Instance) -> String {
     let mut lines = String::new();
     for (index, info) in instance.allocator.backend().devices().iter().enumerate() {
@@ -411,6 +446,10 @@ fn summary(instance: &Instance) -> String {
             stats.frees,
             stats.refusals
         );
+    }
+    if let Some(calls) = instance.driver_calls() {
+        let separator = if lines.is_empty() { "" } else { "\n" };
+        let _ = write!(lines, "{separator}ds4: {calls} calls of the driver");
     }
     lines
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use ds4_embedded::Interface;
+use ds4_engine::backend::driver::{Driver, Vendor};
 
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
@@ -187,8 +188,12 @@ fn without_a_driver_there_is_no_gpu_and_no_simulation() {
     );
     let output = succeed(Command::new(program).env_remove("DS4_BACKEND"));
     let said = String::from_utf8(output.stdout).unwrap();
-    // On a machine with devices they are counted; on one without, the sentence says so.
     let count: u32 = said.split(' ').next().unwrap().parse().unwrap();
+    let mut drivers = [Vendor::Cuda, Vendor::Hip]
+        .into_iter()
+        .filter_map(|vendor| Driver::load(vendor).ok());
+    let present = drivers.next().map_or(0, |driver| driver.count().min(32));
+    assert_eq!(count, present, "{said}");
     assert!(count > 0 || said.contains("driver"), "{said}");
 }
 
@@ -205,9 +210,30 @@ fn pytorch_gets_memory_on_its_device_or_an_exception() {
     };
     let said = ran(Command::new(&program).env("DS4_GPU_VRAM", "64M,64M"));
     assert!(said.contains("ds4: device 0: peak live"), "{said}");
-    assert_eq!(said.lines().count(), 2, "{said}");
+    let of_devices = said.lines().filter(|line| line.contains("peak live"));
+    assert_eq!(of_devices.count(), 2, "{said}");
     ran(Command::new(&program)
         .arg("borrow")
         .env("DS4_GPU_VRAM", "64M,48M")
         .env("DS4_TORCH_PLACEMENT", "0:0,1"));
+}
+
+#[test]
+fn pytorch_is_told_how_often_a_driver_was_called() {
+    let Some(cxx) = cxx_compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(folder.path(), cxx, "c++17", "torch.cpp");
+    let libraries = folder.path().join("cuda");
+    std::fs::create_dir(&libraries).unwrap();
+    Interface::Cuda.write_to(&libraries).unwrap();
+    let output = succeed(
+        Command::new(&program)
+            .env("DS4_BACKEND", "cuda")
+            .env("DS4_FAKE_GPUS", "1G,1G")
+            .env("DS4_GPU_VRAM", "64M,64M")
+            .env("DS4_TORCH_STATS", "1")
+            .env("LD_LIBRARY_PATH", &libraries),
+    );
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains(" calls of the driver"), "{said}");
 }

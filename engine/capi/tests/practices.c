@@ -88,6 +88,9 @@ static void wrong_configurations_are_refused(void) {
     config.struct_size = 0;
     CHECK(ds4_gpu_mgpu_init(num_gpus, &config) == DS4_INVALID_ARGUMENT);
     CHECK(error_has("struct_size"));
+    config.struct_size = sizeof config - 1;
+    CHECK(ds4_gpu_mgpu_init(num_gpus, &config) == DS4_INVALID_ARGUMENT);
+    CHECK(error_has("struct_size"));
     config = small_budgets();
     config.backend = "metal";
     CHECK(ds4_gpu_mgpu_init(num_gpus, &config) == DS4_INVALID_ARGUMENT && error_has("metal"));
@@ -267,7 +270,9 @@ static void copies_say_their_path(void) {
     CHECK(ds4_gpu_mgpu_copy(far, sent, 1, NULL) == DS4_FOREIGN_POINTER);
     CHECK(ds4_gpu_mgpu_write(far, sent, sizeof sent + 1) == DS4_INVALID_ARGUMENT);
     CHECK(ds4_gpu_mgpu_read(received, inside(far, 1), SIZE_MAX) == DS4_INVALID_ARGUMENT);
-    CHECK(ds4_gpu_mgpu_write(far, NULL, 1) == DS4_INVALID_ARGUMENT);
+    CHECK(error_has("leave a block of 1024 bytes"));
+    CHECK(ds4_gpu_mgpu_write(far, NULL, 1) == DS4_INVALID_ARGUMENT && error_has("host is NULL"));
+    CHECK(ds4_gpu_mgpu_write(far, NULL, 0) == DS4_OK);
     CHECK(ds4_gpu_mgpu_free(far) == DS4_OK);
     CHECK(ds4_gpu_mgpu_copy(far, near, 1, NULL) == DS4_DOUBLE_FREE);
     CHECK(ds4_gpu_mgpu_free(near) == DS4_OK);
@@ -288,7 +293,8 @@ static void streams_have_their_own_order(void) {
     again = ds4_gpu_mgpu_alloc_on(MIB, &hint, stream);
     CHECK(again != NULL);
     CHECK(ds4_gpu_mgpu_record_use(again, second) == DS4_OK);
-    CHECK(ds4_gpu_mgpu_record_use(again, 9999) == DS4_DRIVER_ERROR && error_has("9999"));
+    CHECK(ds4_gpu_mgpu_record_use(again, 9999) == DS4_INVALID_ARGUMENT);
+    CHECK(error_has("9999"));
     CHECK(ds4_gpu_mgpu_record_use(inside(again, 256), second) == DS4_INTERIOR_POINTER);
     CHECK(ds4_gpu_mgpu_free(again) == DS4_OK);
     CHECK(ds4_gpu_mgpu_alloc_on(MIB, &hint, 9999) == NULL);

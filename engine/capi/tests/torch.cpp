@@ -100,6 +100,9 @@ void a_full_device_borrows() {
     CHECK(ds4_gpu_mgpu_device_of(own) == 0 && ds4_gpu_mgpu_device_of(lent) == 1);
     ds4_torch_record_stream(lent, side_stream());
     CHECK(begins_with(refusal(40 * MIB, 1), "CUDA out of memory."));
+    const std::string both = refusal(40 * MIB, 0);
+    CHECK(begins_with(both, "CUDA out of memory."));
+    CHECK(both.find("gpu0 uses") != std::string::npos && both.find("gpu1 uses") != std::string::npos);
     ds4_torch_free(lent, 40 * MIB, 0, side_stream());
     ds4_torch_free(own, 40 * MIB, 0, side_stream());
     CHECK(stats_of(0).live_blocks == 0 && stats_of(1).live_blocks == 0);

@@ -131,6 +131,43 @@ impl Allocator {
         Ok(CopyReport { path, bytes })
     }
 
+    /// Copies host memory into a block from `offset_bytes` on, after all work on its device, and
+    /// waits.
+    ///
+    /// # Errors
+    /// [`CopyError::NotLive`] and [`CopyError::OutOfBounds`] before anything is copied,
+    /// [`CopyError::Backend`] after that.
+    pub fn write(&self, block: Handle, offset_bytes: u64, data: &[u8]) -> Result<(), CopyError> {
+        let target = self.end(block, offset_bytes, data.len() as u64)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.synchronize(target.device)?;
+        Ok(self.backend.write(target.device, target.address, data)?)
+    }
+
+    /// Copies a block from `offset_bytes` on into host memory, after all work on its device, and
+    /// waits.
+    ///
+    /// # Errors
+    /// As [`Allocator::write`].
+    pub fn read(&self, block: Handle, offset_bytes: u64, data: &mut [u8]) -> Result<(), CopyError> {
+        let source = self.end(block, offset_bytes, data.len() as u64)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.synchronize(source.device)?;
+        Ok(self.backend.read(source.device, source.address, data)?)
+    }
+
+    /// Whether a block holds `bytes` bytes from `offset_bytes` on.
+    ///
+    /// # Errors
+    /// [`CopyError::NotLive`] and [`CopyError::OutOfBounds`].
+    pub fn holds(&self, block: Handle, offset_bytes: u64, bytes: u64) -> Result<(), CopyError> {
+        self.end(block, offset_bytes, bytes).map(|_| ())
+    }
+
     fn copy_by(
         &self,
         path: CopyPath,

@@ -298,6 +298,13 @@ pub enum FreeError {
     },
     /// The allocator keeps no table of addresses; free by handle.
     NoAddressTable,
+    /// The device does not have the stream; create it first.
+    UnknownStream {
+        /// The device.
+        device: DeviceId,
+        /// The stream.
+        stream: StreamId,
+    },
     /// The stream's position could not be recorded; the block stays live.
     Backend(BackendError),
 }
@@ -330,6 +337,9 @@ impl fmt::Display for FreeError {
                 f,
                 "the allocator was made without free_by_address; free by handle instead"
             ),
+            Self::UnknownStream { device, stream } => {
+                write!(f, "{device} has no {stream}; create it first")
+            }
             Self::Backend(error) => write!(f, "the block stays live: {error}"),
         }
     }

@@ -349,17 +349,16 @@ impl Allocator {
     /// Says that a live block is used on `stream` too: after its free it waits for that stream.
     ///
     /// # Errors
-    /// As [`Allocator::free`]; [`FreeError::Backend`] for a stream that the device does not have.
+    /// As [`Allocator::free`]; [`FreeError::UnknownStream`] for one that the device does not have.
     pub fn record_use(&self, handle: Handle, stream: StreamId) -> Result<(), FreeError> {
         let (_, mut arena) = self.owner(handle)?;
         if arena.record_use(handle.block, stream)? {
             return Ok(());
         }
-        Err(FreeError::Backend(BackendError::Driver {
+        Err(FreeError::UnknownStream {
             device: handle.device,
-            call: "record_use",
-            detail: format!("the device has no {stream}; create it first"),
-        }))
+            stream,
+        })
     }
 
     /// Makes a stream on a device that requests may name.

@@ -80,7 +80,7 @@ pub struct PoolRange {
 pub struct AllocatorReport {
     /// Each device's pool, in the order of [`DeviceId`].
     pub devices: Vec<(DeviceId, PoolStats)>,
-    /// Requests granted although no device of their hint exists.
+    /// Requests of whose hint no device exists, tried on any device: granted or not.
     pub orphaned_hints: u64,
     /// Requests granted on a later rung of a ladder than the first.
     pub relaxed: u64,

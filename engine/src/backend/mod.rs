@@ -125,6 +125,11 @@ impl std::error::Error for BackendError {}
 /// one of [`Backend::devices`]; another one is answered with [`BackendError::Driver`]. No method
 /// panics on what a caller passes.
 ///
+/// Addresses are those of this backend: a call reads, writes and maps only where it was handed
+/// memory or a range that it still has. A driver need not check that, and need not survive other
+/// addresses; [`crate::alloc`] passes only those of its own pools. What is given back is compared
+/// with what was handed out, and anything else is answered with [`BackendError::Driver`].
+///
 /// # Errors
 /// Every method may fail with [`BackendError::DeviceLost`] or [`BackendError::Driver`]; the
 /// methods that take memory also with [`BackendError::OutOfMemory`], and those for which

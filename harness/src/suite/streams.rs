@@ -184,7 +184,7 @@ fn unknown_stream(trial: &mut Trial<'_>) -> Held {
             .handle;
         let used = world.allocator.record_use(block, stream);
         hold!(
-            matches!(used, Err(FreeError::Backend(_))),
+            used == Err(FreeError::UnknownStream { device: id, stream }),
             "use on a stream that is not there: {used:?}"
         );
     }

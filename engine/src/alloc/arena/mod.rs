@@ -308,10 +308,10 @@ impl Arena {
                     .grow(backend, old_units, ask.units)
                     .map_err(Miss::Backend)?;
                 self.stats.reserved(slabs.reserved_bytes());
-                let Some(grown) = grown else {
+                let Some(units) = grown else {
                     return Err(Miss::NoPlace);
                 };
-                if self.pool.extend(grown.units, true).is_none() {
+                if self.pool.extend(units, true).is_none() {
                     slabs.drop_last(backend).map_err(Miss::Backend)?;
                     return Err(Miss::NoAddresses);
                 }
@@ -400,7 +400,17 @@ impl Arena {
         let limit = self.pool.set_page_limit(pages.existing());
         let placed = self.place(backend, ask, slot);
         self.pool.set_page_limit(limit);
-        placed.map_err(|_| miss)
+        placed.map_err(|again| match again {
+            // What keeps even the pages that exist from use is the reason: the device may be lost.
+            Miss::Backend(
+                BackendError::DeviceLost { .. }
+                | BackendError::Driver { .. }
+                | BackendError::Unsupported { .. },
+            ) => again,
+            Miss::Backend(BackendError::OutOfMemory { .. }) | Miss::NoPlace | Miss::NoAddresses => {
+                miss
+            }
+        })
     }
 
     fn reason(&mut self, backend: &dyn Backend, ask: &Ask, miss: Miss) -> RefusalReason {
@@ -475,7 +485,7 @@ impl Arena {
             return Ok(false);
         }
         for _ in 0..count {
-            let Some((units, _)) = slabs.last() else {
+            let Some(units) = slabs.last_units() else {
                 break;
             };
             slabs.drop_last(backend)?;
@@ -498,7 +508,7 @@ impl Arena {
                 trimmed?;
             }
             Backing::Slabs(slabs) => {
-                while let Some((units, _)) = slabs.last()
+                while let Some(units) = slabs.last_units()
                     && self.pool.can_retract(units)
                 {
                     slabs.drop_last(backend)?;

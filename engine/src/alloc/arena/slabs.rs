@@ -41,12 +41,6 @@ pub(super) struct Slabs {
     slabs: Vec<Slab>,
 }
 
-/// A new slab's usable part.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grown {
-    pub(super) units: u32,
-}
-
 impl Slabs {
     pub(super) fn new(device: DeviceId, budget_bytes: u64, granularity_bytes: u64) -> Self {
         Self {
@@ -85,13 +79,13 @@ impl Slabs {
     /// Takes a slab of at least `need_units` that will begin at `offset`: what is left of the
     /// budget, or half of that and so on while the driver has less.
     ///
-    /// Returns `Ok(None)` when the budget has no room for `need_units`.
+    /// Returns the units that it holds, `Ok(None)` when the budget has no room for `need_units`.
     pub(super) fn grow(
         &mut self,
         backend: &dyn Backend,
         offset: u32,
         need_units: u32,
-    ) -> Result<Option<Grown>, BackendError> {
+    ) -> Result<Option<u32>, BackendError> {
         let need_bytes = self.slab_bytes(u64::from(need_units) * UNIT_BYTES);
         let left_bytes = self.left_bytes();
         let mut bytes = self.slab_bytes(usable_bytes(left_bytes));
@@ -112,7 +106,7 @@ impl Slabs {
         }
     }
 
-    fn adopt(&mut self, address: DeviceAddress, bytes: u64, offset: u32) -> Grown {
+    fn adopt(&mut self, address: DeviceAddress, bytes: u64, offset: u32) -> u32 {
         // Drivers align to 256 bytes or more, so that the loss covers the distance.
         let start = align_up(address.0, MAX_ALIGN_BYTES).unwrap_or(address.0);
         let usable = usable_bytes(bytes) / UNIT_BYTES;
@@ -124,7 +118,7 @@ impl Slabs {
             units,
             bytes,
         });
-        Grown { units }
+        units
     }
 
     /// How many slabs at the end must go so that the others take at most `most_bytes`.
@@ -140,9 +134,9 @@ impl Slabs {
             .count()
     }
 
-    /// The last slab's usable units and all its bytes.
-    pub(super) fn last(&self) -> Option<(u32, u64)> {
-        self.slabs.last().map(|slab| (slab.units, slab.bytes))
+    /// The units that the last slab holds.
+    pub(super) fn last_units(&self) -> Option<u32> {
+        self.slabs.last().map(|slab| slab.units)
     }
 
     /// Gives the last slab back to the driver; it stays if the driver fails.

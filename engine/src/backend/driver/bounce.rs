@@ -32,6 +32,7 @@ impl Pinned {
     fn new(device: &Device) -> Result<Self, Status> {
         /// `CU_MEMHOSTALLOC_PORTABLE` and `hipHostMallocPortable`: pinned for every device.
         const PORTABLE: u32 = 1;
+        let context = Arc::clone(device.context()?);
         let mut address = 0;
         // SAFETY: the place is valid.
         unsafe {
@@ -43,7 +44,7 @@ impl Pinned {
         Ok(Self {
             address,
             driver: device.driver.clone(),
-            context: Arc::clone(&device.context),
+            context,
         })
     }
 
@@ -104,7 +105,8 @@ impl Bounce {
     ) -> Result<(), BackendError> {
         let functions = &source.driver.functions;
         let fetch = |number: usize| match part_at(number) {
-            // SAFETY: the part is page-locked and idle: what left it has arrived.
+            // SAFETY: the part is page-locked and idle: what left it has arrived. The address is
+            // of this backend (see `Backend`), here and below.
             Some((done, length)) => source.with(length as u64, || unsafe {
                 functions.copy_to_host_async(pinned.part(number), from.0 + done, length, 0)
             }),

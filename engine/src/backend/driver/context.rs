@@ -26,11 +26,9 @@ enum Before {
 
 impl Context {
     /// Opens a device of the driver; on CUDA this makes the primary context if nobody has yet.
-    pub(super) fn open(driver: &Driver, ordinal: i32) -> Result<Self, Status> {
+    pub(super) fn open(driver: &Driver, device: i32) -> Result<Self, Status> {
         let functions = &driver.functions;
-        let (mut device, mut raw) = (0, 0);
-        // SAFETY: the place is valid.
-        unsafe { functions.device_get(&raw mut device, ordinal) }?;
+        let mut raw = 0;
         if driver.vendor == Vendor::Cuda {
             // SAFETY: the place is valid and the device exists.
             unsafe { functions.context_retain(&raw mut raw, device) }?;

@@ -14,7 +14,8 @@ impl Device {
         }
         let functions = &self.driver.functions;
         self.with(data.len() as u64, || {
-            // SAFETY: `data` has the length that is given; the address is the device's to check.
+            // SAFETY: `data` has the length that is given; the address is of this backend (see
+            // `Backend`).
             unsafe { functions.copy_to_device(address.0, data.as_ptr(), data.len()) }?;
             // From pageable memory the call may return when the bytes are staged, not yet there
             // (CUDA driver API, "API synchronization behavior").
@@ -28,7 +29,8 @@ impl Device {
         if data.is_empty() {
             return Ok(());
         }
-        // SAFETY: `data` has the length that is given; the address is the device's to check.
+        // SAFETY: `data` has the length that is given; the address is of this backend (see
+        // `Backend`).
         self.with(data.len() as u64, || unsafe {
             self.driver
                 .functions
@@ -44,7 +46,7 @@ impl Device {
         stream: StreamId,
     ) -> Result<(), BackendError> {
         let (stream, length) = (self.stream(stream)?, self.length(bytes)?);
-        // SAFETY: the stream is live, the address is the device's to check.
+        // SAFETY: the stream is live, the address is of this backend (see `Backend`).
         self.with(bytes, || unsafe {
             self.driver
                 .functions
@@ -60,7 +62,7 @@ impl Device {
         stream: StreamId,
     ) -> Result<(), BackendError> {
         let (stream, length) = (self.stream(stream)?, self.length(bytes)?);
-        // SAFETY: the stream is live, the addresses are the device's to check.
+        // SAFETY: the stream is live, the addresses are of this backend (see `Backend`).
         self.with(bytes, || unsafe {
             self.driver
                 .functions
@@ -77,26 +79,22 @@ impl Device {
     ) -> Result<(), BackendError> {
         let (stream, length) = (self.stream(stream)?, self.length(bytes)?);
         let functions = &self.driver.functions;
-        let (near, far) = (&self.context, &target.context);
         self.with(bytes, || match self.driver.vendor {
-            // SAFETY: stream and contexts are live, the addresses are the devices' to check.
-            Vendor::Cuda => unsafe {
-                functions.copy_between_contexts(
-                    to.0,
-                    far.raw,
-                    from.0,
-                    near.raw,
-                    length,
-                    raw(&stream),
-                )
-            },
-            // SAFETY: the stream is live, the addresses are the devices' to check.
+            Vendor::Cuda => {
+                let (near, far) = (self.context()?.raw, target.context()?.raw);
+                // SAFETY: stream and contexts are live, the addresses are of this backend (see
+                // `Backend`).
+                unsafe {
+                    functions.copy_between_contexts(to.0, far, from.0, near, length, raw(&stream))
+                }
+            }
+            // SAFETY: the stream is live, the addresses are of this backend (see `Backend`).
             Vendor::Hip => unsafe {
                 functions.copy_between_devices(
                     to.0,
-                    far.device,
+                    target.number,
                     from.0,
-                    near.device,
+                    self.number,
                     length,
                     raw(&stream),
                 )
@@ -111,19 +109,20 @@ impl Device {
         let mut can = 0;
         self.with(0, || {
             // SAFETY: the place is valid and both devices exist.
-            unsafe {
-                functions.can_access_peer(&raw mut can, self.context.device, peer.context.device)
-            }
+            unsafe { functions.can_access_peer(&raw mut can, self.number, peer.number) }
         })?;
         if can == 0 {
             return Ok(false);
         }
         self.with(0, || {
             let enabled = match self.driver.vendor {
-                // SAFETY: the context is live.
-                Vendor::Cuda => unsafe { functions.context_enable_peer(peer.context.raw, 0) },
+                Vendor::Cuda => {
+                    let far = peer.context()?.raw;
+                    // SAFETY: the context is live.
+                    unsafe { functions.context_enable_peer(far, 0) }
+                }
                 // SAFETY: the device exists.
-                Vendor::Hip => unsafe { functions.device_enable_peer(peer.context.device, 0) },
+                Vendor::Hip => unsafe { functions.device_enable_peer(peer.number, 0) },
             };
             match enabled {
                 Err(status) if status.code != super::status::PEER_ACCESS_ALREADY_ENABLED => {

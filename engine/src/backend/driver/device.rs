@@ -1,6 +1,6 @@
-//! One open device: its context and everything that has a handle there.
+//! One device: its context and everything that has a handle there.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -10,23 +10,27 @@ use crate::device::{DeviceId, DeviceInfo, Ordinal, StreamId};
 use super::context::Context;
 use super::launch::Module;
 use super::load::{Driver, OpenError};
+use super::memory::Page;
 use super::status::DEVICE_UNAVAILABLE;
 use super::stream::{Event, Stream};
 use super::table::{PageProperties, RawHandle, Status};
-use super::vendor::Attribute;
 
 /// The drivers take memory from the device in pieces of this size, and small allocations share one.
 const GRANULARITY_BYTES: u64 = 2 << 20;
 
-/// A device with its open context.
+/// A device, whose context is opened when it is first used.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) id: DeviceId,
+    ordinal: Ordinal,
+    /// The driver's handle of it.
+    pub(super) number: i32,
     pub(super) driver: Driver,
     handles: Mutex<Handles>,
-    pub(super) module: OnceLock<Result<Module, BackendError>>,
-    /// Dropped after everything that lives in it.
-    pub(super) context: Arc<Context>,
+    /// The kernels, once they could be loaded.
+    pub(super) module: OnceLock<Module>,
+    /// Once it could be opened; dropped after everything that lives in it.
+    context: OnceLock<Arc<Context>>,
 }
 
 /// What the device's numbers stand for.
@@ -35,23 +39,29 @@ pub(super) struct Handles {
     pub(super) streams: BTreeMap<u32, Arc<Stream>>,
     pub(super) events: HashMap<u64, Arc<Event>>,
     /// Events that nobody uses: making one costs more than recording it.
-    pub(super) spare_events: Vec<Arc<Event>>,
+    pub(super) spare_events: Vec<Event>,
     next_event: u64,
-    /// By number: the driver's handle of the physical memory.
-    pub(super) pages: HashMap<u64, u64>,
+    /// By number; who else holds a page is mapping it, or has it mapped.
+    pub(super) pages: HashMap<u64, Arc<Page>>,
     next_page: u64,
+    /// What the driver handed out and did not get back: whole allocations by their address,
+    pub(super) allocations: HashSet<u64>,
+    /// reserved ranges by their base, with their length,
+    pub(super) ranges: HashMap<u64, u64>,
+    /// and mapped pages by the address where they are mapped.
+    pub(super) mappings: HashMap<u64, Arc<Page>>,
 }
 
 impl Handles {
-    pub(super) fn add_event(&mut self, event: Arc<Event>) -> EventId {
+    pub(super) fn add_event(&mut self, event: Event) -> EventId {
         self.next_event += 1;
-        self.events.insert(self.next_event, event);
+        self.events.insert(self.next_event, Arc::new(event));
         EventId(self.next_event)
     }
 
-    pub(super) fn add_page(&mut self, raw: u64) -> u64 {
+    pub(super) fn add_page(&mut self, page: Page) -> u64 {
         self.next_page += 1;
-        self.pages.insert(self.next_page, raw);
+        self.pages.insert(self.next_page, Arc::new(page));
         self.next_page
     }
 
@@ -65,8 +75,8 @@ impl Handles {
 }
 
 impl Device {
-    /// Opens device `ordinal` of the driver as `id`.
-    pub(super) fn open(driver: &Driver, id: DeviceId, ordinal: Ordinal) -> Result<Self, OpenError> {
+    /// Device `ordinal` of the driver as `id`; no context is made for it.
+    pub(super) fn find(driver: &Driver, id: DeviceId, ordinal: Ordinal) -> Result<Self, OpenError> {
         let unknown = || OpenError::UnknownDevice {
             ordinal,
             count: driver.count,
@@ -76,15 +86,35 @@ impl Device {
         if ordinal.0 >= driver.count {
             return Err(unknown());
         }
-        let context =
-            Context::open(driver, number).map_err(|status| failed(driver, ordinal, status))?;
+        let mut handle = 0;
+        // SAFETY: the place is valid.
+        let found = unsafe { driver.functions.device_get(&raw mut handle, number) };
+        found.map_err(|status| failed(driver, ordinal, status))?;
         Ok(Self {
             id,
+            ordinal,
+            number: handle,
             driver: driver.clone(),
             handles: Mutex::default(),
             module: OnceLock::new(),
-            context: Arc::new(context),
+            context: OnceLock::new(),
         })
+    }
+
+    /// Opens the context, if nobody has yet.
+    pub(super) fn open(&self) -> Result<(), OpenError> {
+        let opened = self.context();
+        opened.map_err(|status| failed(&self.driver, self.ordinal, status))?;
+        Ok(())
+    }
+
+    /// The context, opened now if it is not open yet; a failure is forgotten.
+    pub(super) fn context(&self) -> Result<&Arc<Context>, Status> {
+        if let Some(context) = self.context.get() {
+            return Ok(context);
+        }
+        let opened = Arc::new(Context::open(&self.driver, self.number)?);
+        Ok(self.context.get_or_init(|| opened))
     }
 
     pub(super) fn handles(&self) -> MutexGuard<'_, Handles> {
@@ -98,7 +128,7 @@ impl Device {
         bytes: u64,
         work: impl FnOnce() -> Result<T, Status>,
     ) -> Result<T, BackendError> {
-        let entered = self.context.enter();
+        let entered = self.context().and_then(|context| context.enter());
         let result = entered.and_then(|_entered| work());
         result.map_err(|status| self.driver.functions.error(self.id, bytes, status))
     }
@@ -133,20 +163,21 @@ impl Device {
             kind: 1,
             shared_as: 0,
             location_kind: 1,
-            device: self.context.device,
+            device: self.number,
             windows: 0,
             flags: 0,
         }
     }
 
-    pub(super) fn info(&self, ordinal: Ordinal) -> Result<DeviceInfo, OpenError> {
-        let described = self.describe(ordinal);
-        described.map_err(|status| failed(&self.driver, ordinal, status))
+    /// What the device is; drivers tell it without a context.
+    pub(super) fn info(&self) -> Result<DeviceInfo, OpenError> {
+        let described = self.describe();
+        described.map_err(|status| failed(&self.driver, self.ordinal, status))
     }
 
-    fn describe(&self, ordinal: Ordinal) -> Result<DeviceInfo, Status> {
+    fn describe(&self) -> Result<DeviceInfo, Status> {
         let functions = &self.driver.functions;
-        let device = self.context.device;
+        let device = self.number;
         let mut name = [0; 256];
         // SAFETY: the buffer has the length that is given.
         unsafe { functions.device_name(name.as_mut_ptr(), 256, device) }?;
@@ -160,44 +191,31 @@ impl Device {
         // SAFETY: the place is valid. An old driver has no such function: the UUID stays zero.
         let _ = unsafe { functions.device_uuid(&raw mut uuid, device) };
         Ok(DeviceInfo {
-            ordinal,
+            ordinal: self.ordinal,
             name: text(&name),
             pci_bus_id: text(&bus_id),
             uuid: uuid_text(uuid),
             total_bytes: total as u64,
-            page_bytes: self.page_bytes()?,
+            page_bytes: self.page_bytes(),
             granularity_bytes: GRANULARITY_BYTES,
         })
     }
 
-    fn attribute(&self, attribute: Attribute) -> Result<i32, Status> {
-        let mut value = 0;
-        let number = self.driver.vendor.attribute(attribute);
-        let functions = &self.driver.functions;
-        // SAFETY: the place is valid.
-        unsafe { functions.device_attribute(&raw mut value, number, self.context.device) }?;
-        Ok(value)
-    }
-
-    /// Major and minor version of what the device can do.
-    pub(super) fn compute_capability(&self) -> Result<(i32, i32), Status> {
-        let major = self.attribute(Attribute::ComputeMajor)?;
-        Ok((major, self.attribute(Attribute::ComputeMinor)?))
-    }
-
     /// The least page that can be mapped, or `None` without virtual memory management.
-    fn page_bytes(&self) -> Result<Option<u64>, Status> {
+    fn page_bytes(&self) -> Option<u64> {
+        let functions = &self.driver.functions;
+        let (mut able, attribute) = (0, self.driver.vendor.virtual_memory());
         // A driver that does not know the attribute cannot map pages either.
-        if self.attribute(Attribute::VirtualMemory).unwrap_or(0) == 0 {
-            return Ok(None);
+        // SAFETY: the place is valid.
+        let _ = unsafe { functions.device_attribute(&raw mut able, attribute, self.number) };
+        if able == 0 {
+            return None;
         }
         let (mut bytes, properties) = (0, self.page_properties());
-        let _entered = self.context.enter()?;
-        let functions = &self.driver.functions;
         // SAFETY: the places are valid; 0 asks for the least size.
         let asked = unsafe { functions.page_granularity(&raw mut bytes, &raw const properties, 0) };
         let pages = asked.is_ok() && bytes.is_power_of_two() && bytes >= 4096;
-        Ok(pages.then_some(bytes as u64))
+        pages.then_some(bytes as u64)
     }
 }
 

@@ -40,8 +40,7 @@ impl Device {
             return Ok(());
         }
         let kernel = launch.kernel();
-        let loaded = self.module.get_or_init(|| self.load_module());
-        let module = loaded.as_ref().map_err(Clone::clone)?;
+        let module = self.module()?;
         let position = Kernel::ALL.iter().position(|other| *other == kernel);
         let function = position.and_then(|position| module.functions.get(position).copied());
         let function = function.ok_or_else(|| self.unknown(format!("no kernel {kernel:?}")))?;
@@ -49,7 +48,7 @@ impl Device {
         let pointers = arguments.each_ref().map(std::ptr::from_ref);
         let (blocks, threads) = ds4_kernels::geometry(launch);
         // SAFETY: the kernel takes the first of these six arguments, 8 bytes each, which live
-        // until the driver has copied them; its addresses are the device's to check.
+        // until the driver has copied them; its addresses are of this backend (see `Backend`).
         self.with(0, || unsafe {
             self.driver.functions.launch(
                 function,
@@ -65,6 +64,15 @@ impl Device {
                 0,
             )
         })
+    }
+
+    /// The kernels, loaded now if they are not yet; a failure is forgotten.
+    fn module(&self) -> Result<&Module, BackendError> {
+        if let Some(module) = self.module.get() {
+            return Ok(module);
+        }
+        let loaded = self.load_module()?;
+        Ok(self.module.get_or_init(|| loaded))
     }
 
     fn load_module(&self) -> Result<Module, BackendError> {
@@ -84,14 +92,14 @@ impl Device {
 
     /// The device is the thread's already.
     fn load(&self, image: &[u8]) -> Result<Module, Status> {
-        let driver = &self.driver.functions;
+        let (driver, context) = (&self.driver.functions, Arc::clone(self.context()?));
         let mut raw = 0;
         // SAFETY: PTX ends with a NUL, a code object says its own length.
         unsafe { driver.module_load(&raw mut raw, image.as_ptr()) }?;
         let mut module = Module {
             raw,
             driver: self.driver.clone(),
-            context: Arc::clone(&self.context),
+            context,
             functions: [0; Kernel::ALL.len()],
         };
         for (function, kernel) in module.functions.iter_mut().zip(Kernel::ALL) {
@@ -103,9 +111,6 @@ impl Device {
     }
 }
 
-/// The AMD architectures that there are code objects for.
-const ARCHITECTURES: [&str; 4] = ["gfx90a", "gfx942", "gfx1100", "gfx1151"];
-
 /// What may be loaded, in the order in which to try: PTX fits every NVIDIA device, a code object
 /// one architecture, which HIP names only in a structure whose layout depends on its version.
 fn images(vendor: Vendor) -> Vec<Vec<u8>> {
@@ -115,10 +120,9 @@ fn images(vendor: Vendor) -> Vec<Vec<u8>> {
             text.push(0);
             vec![text]
         }
-        Vendor::Hip => ARCHITECTURES
+        Vendor::Hip => ds4_kernels::CODE_OBJECTS
             .iter()
-            .filter_map(|architecture| ds4_kernels::code_object(architecture))
-            .map(<[u8]>::to_vec)
+            .map(|(_, object)| object.to_vec())
             .collect(),
     }
 }

@@ -1,8 +1,9 @@
 //! Real devices, through the CUDA driver or the HIP runtime.
 //!
 //! The two interfaces agree in nearly everything, so that there is one backend over one table of
-//! functions (`table`); what differs is in `vendor` and where contexts are entered. Libraries
-//! are loaded at run time: the same binary starts where neither is installed.
+//! functions (`table`). Names and numbers that differ are in `vendor`; where the calls themselves
+//! do (contexts, peers, kernels, versions), their file has a branch for each. Libraries are loaded
+//! at run time: the same binary starts where neither is installed.
 
 mod bounce;
 mod context;
@@ -58,20 +59,22 @@ pub struct DriverBackend {
     devices: Vec<Device>,
     force_bounce: bool,
     bounce: Bounce,
-    /// By `from * count + to`: the verdict, once it was asked for.
-    peers: Vec<OnceLock<Result<PeerAccess, BackendError>>>,
+    /// By `from * count + to`: the verdict, once there is one.
+    peers: Vec<OnceLock<PeerAccess>>,
 }
 
 impl DriverBackend {
     /// Opens the devices `ordinals` of the driver, in this order, [`MAX_DEVICES`] at most.
     ///
-    /// With `force_bounce` no device reaches another's memory, whatever the driver offers.
+    /// Those in `excluded`, which names positions in that order, are described and not opened:
+    /// they get no context until a call uses them. With `force_bounce` no device reaches another's memory, whatever the driver offers.
     ///
     /// # Errors
     /// [`OpenError::UnknownDevice`], [`OpenError::Unavailable`] and [`OpenError::Device`].
     pub fn open(
         driver: &Driver,
         ordinals: &[Ordinal],
+        excluded: DeviceMask,
         force_bounce: bool,
     ) -> Result<Self, OpenError> {
         let mut devices = Vec::new();
@@ -80,8 +83,11 @@ impl DriverBackend {
             let Some(id) = DeviceId::new(index) else {
                 continue;
             };
-            let device = Device::open(driver, id, *ordinal)?;
-            infos.push(device.info(*ordinal)?);
+            let device = Device::find(driver, id, *ordinal)?;
+            if !excluded.contains(id) {
+                device.open()?;
+            }
+            infos.push(device.info()?);
             devices.push(device);
         }
         let pairs = devices.len() * devices.len();
@@ -99,15 +105,6 @@ impl DriverBackend {
     #[must_use]
     pub fn vendor(&self) -> Vendor {
         self.driver.vendor
-    }
-
-    /// Major and minor version of what a device can do.
-    ///
-    /// # Errors
-    /// [`BackendError`] of the driver.
-    pub fn compute_capability(&self, device: DeviceId) -> Result<(i32, i32), BackendError> {
-        let device = self.device(device)?;
-        device.with(0, || device.compute_capability())
     }
 
     /// The number of a stream that somebody else made and will remove: `raw` is its `CUstream`
@@ -241,7 +238,7 @@ impl Backend for DriverBackend {
         for user in peers.or(DeviceMask::only(device)).iter() {
             users.push(PageAccess {
                 location_kind: 1,
-                device: self.device(user)?.context.device,
+                device: self.device(user)?.number,
                 access: 3,
             });
         }
@@ -364,16 +361,16 @@ impl Backend for DriverBackend {
         self.device(device)?.launch(stream, launch)
     }
 
-    /// Judged once for each ordered pair, when it is first asked for.
+    /// Judged once for each ordered pair, when it is first asked for; failures are forgotten.
     fn peer_access(&self, from: DeviceId, to: DeviceId) -> Result<PeerAccess, BackendError> {
         self.device(from)?;
         self.device(to)?;
-        match self
-            .peers
-            .get(from.index() * self.devices.len() + to.index())
-        {
-            Some(verdict) => verdict.get_or_init(|| self.judge(from, to)).clone(),
-            None => self.judge(from, to),
+        let place = from.index() * self.devices.len() + to.index();
+        let known = self.peers.get(place);
+        if let Some(verdict) = known.and_then(OnceLock::get) {
+            return Ok(*verdict);
         }
+        let verdict = self.judge(from, to)?;
+        Ok(known.map_or(verdict, |known| *known.get_or_init(|| verdict)))
     }
 }

@@ -62,11 +62,12 @@ impl Device {
     pub(super) fn create_stream(&self) -> Result<StreamId, BackendError> {
         let mut handle = 0;
         let functions = &self.driver.functions;
-        // SAFETY: the place is valid.
-        self.with(0, || unsafe {
-            functions.stream_create(&raw mut handle, NON_BLOCKING)
+        let context = self.with(0, || {
+            // SAFETY: the place is valid.
+            unsafe { functions.stream_create(&raw mut handle, NON_BLOCKING) }?;
+            Ok(Arc::clone(self.context()?))
         })?;
-        Ok(self.add_stream(handle, Some(Arc::clone(&self.context))))
+        Ok(self.add_stream(handle, Some(context)))
     }
 
     /// Gives a number to a stream that somebody else made and removes.
@@ -91,16 +92,27 @@ impl Device {
         if stream == StreamId::DEFAULT {
             return Err(self.unknown("the default stream stays".to_owned()));
         }
-        self.synchronize(stream)?;
-        self.handles().streams.remove(&stream.0);
+        let held = self.stream(stream)?;
+        self.wait_for(&held)?;
+        let mut handles = self.handles();
+        // While this call waited, another may have removed it and a new one taken its number.
+        let same = handles.streams.get(&stream.0).zip(held.as_ref());
+        if same.is_none_or(|(now, held)| !Arc::ptr_eq(now, held)) {
+            drop(handles);
+            return Err(self.unknown(format!("there is no {stream}")));
+        }
+        handles.streams.remove(&stream.0);
         Ok(())
     }
 
     pub(super) fn synchronize(&self, stream: StreamId) -> Result<(), BackendError> {
-        let stream = self.stream(stream)?;
+        self.wait_for(&self.stream(stream)?)
+    }
+
+    fn wait_for(&self, stream: &Option<Arc<Stream>>) -> Result<(), BackendError> {
         let functions = &self.driver.functions;
         // SAFETY: the stream is live while it is held here.
-        self.with(0, || unsafe { functions.stream_synchronize(raw(&stream)) })
+        self.with(0, || unsafe { functions.stream_synchronize(raw(stream)) })
     }
 
     pub(super) fn record_event(&self, stream: StreamId) -> Result<EventId, BackendError> {
@@ -117,7 +129,8 @@ impl Device {
     }
 
     /// The device is the thread's already.
-    fn create_event(&self) -> Result<Arc<Event>, Status> {
+    fn create_event(&self) -> Result<Event, Status> {
+        let context = Arc::clone(self.context()?);
         let mut raw = 0;
         // SAFETY: the place is valid.
         unsafe {
@@ -125,11 +138,11 @@ impl Device {
                 .functions
                 .event_create(&raw mut raw, DISABLE_TIMING)
         }?;
-        Ok(Arc::new(Event {
+        Ok(Event {
             raw,
             driver: self.driver.clone(),
-            context: Arc::clone(&self.context),
-        }))
+            context,
+        })
     }
 
     pub(super) fn event_done(&self, event: EventId) -> Result<bool, BackendError> {
@@ -169,11 +182,12 @@ impl Device {
 
     pub(super) fn destroy_event(&self, event: EventId) -> Result<(), BackendError> {
         let mut handles = self.handles();
-        let Some(spare) = handles.events.remove(&event.0) else {
+        let Some(removed) = handles.events.remove(&event.0) else {
             drop(handles);
             return Err(self.unknown(format!("there is no event {}", event.0)));
         };
-        handles.spare_events.push(spare);
+        // One that a call still waits for must not be recorded anew; that call removes it.
+        handles.spare_events.extend(Arc::into_inner(removed));
         Ok(())
     }
 }

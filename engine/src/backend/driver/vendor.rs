@@ -1,4 +1,4 @@
-//! Where the two drivers differ.
+//! Names and numbers in which the two drivers differ.
 
 use std::fmt;
 
@@ -9,14 +9,6 @@ pub enum Vendor {
     Cuda,
     /// The HIP runtime.
     Hip,
-}
-
-/// The attributes of a device that ds4 asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Attribute {
-    ComputeMajor,
-    ComputeMinor,
-    VirtualMemory,
 }
 
 impl Vendor {
@@ -54,30 +46,14 @@ impl Vendor {
         }
     }
 
-    /// The number of an attribute: `CUdevice_attribute` in cuda.h; `hipDeviceAttribute_t`, whose
-    /// numbers here are the same in HIP 5.4, 6 and 7.
-    pub(super) const fn attribute(self, attribute: Attribute) -> u32 {
+    /// The attribute of devices that can map pages: `CUdevice_attribute` in cuda.h;
+    /// `hipDeviceAttribute_t`, whose number here is the same in HIP 5.4, 6 and 7.
+    pub(super) const fn virtual_memory(self) -> u32 {
         use cudarc::driver::sys::CUdevice_attribute_enum as Cuda;
         use hip_sys::hiprt::hipDeviceAttribute_t as Hip;
-        match (self, attribute) {
-            (Self::Cuda, Attribute::ComputeMajor) => {
-                Cuda::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as u32
-            }
-            (Self::Cuda, Attribute::ComputeMinor) => {
-                Cuda::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as u32
-            }
-            (Self::Cuda, Attribute::VirtualMemory) => {
-                Cuda::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as u32
-            }
-            (Self::Hip, Attribute::ComputeMajor) => {
-                Hip::hipDeviceAttributeComputeCapabilityMajor as u32
-            }
-            (Self::Hip, Attribute::ComputeMinor) => {
-                Hip::hipDeviceAttributeComputeCapabilityMinor as u32
-            }
-            (Self::Hip, Attribute::VirtualMemory) => {
-                Hip::hipDeviceAttributeVirtualMemoryManagementSupported as u32
-            }
+        match self {
+            Self::Cuda => Cuda::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as u32,
+            Self::Hip => Hip::hipDeviceAttributeVirtualMemoryManagementSupported as u32,
         }
     }
 }
