@@ -111,7 +111,6 @@ impl MachineArgs {
     #[must_use]
     pub fn selection_flags(&self) -> SelectionFlags<'_> {
         SelectionFlags {
-            gpu: None,
             gpu_devices: self.gpu_devices.as_deref(),
             gpu_vram: self.gpu_vram.as_deref(),
             gpu_reserve: self.gpu_reserve.as_deref(),
