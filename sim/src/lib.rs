@@ -75,7 +75,6 @@ mod tests;
 mod topology;
 
 pub use call::{Call, CallCounts};
-pub use clock::{Clock, VirtualClock};
 pub use config::{
     Link, MAX_CAPACITY_BYTES, MAX_NAME_CHARS, MAX_PAGES, MIN_GRANULE_BYTES, SimConfig, SimDevice,
 };

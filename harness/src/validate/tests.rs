@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, PeerAccess};
-use ds4_sim::{FaultPlan, Link, SimConfig};
+use ds4_sim::{FaultPlan, Instruments, Link, SimConfig};
 
 use super::*;
 
