@@ -6,7 +6,6 @@ pub mod backend;
 pub mod bytes;
 pub mod device;
 pub mod hash;
-pub mod layers;
 pub mod selection;
 pub mod slab_memory;
 pub mod tp;

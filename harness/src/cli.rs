@@ -22,7 +22,7 @@ request was refused, 2 usage, 3 regression, 4 nothing done or no device, 70 inte
 
 const VALIDATE_HELP: &str = "\
 Examples:
-  ds4 validate --backend cuda                       a look, seconds, no load
+  ds4 validate --backend cuda                       a look, seconds, 16 MiB a device at most
   ds4 validate --backend cuda --level 1             nine tenths of the memory, every path
   ds4 validate --backend cuda --level 2 --for 600   all devices at work for ten minutes
   ds4 validate --backend cuda --level 1 --expect rack7.toml --format junit > health.xml
@@ -111,7 +111,6 @@ impl MachineArgs {
     #[must_use]
     pub fn selection_flags(&self) -> SelectionFlags<'_> {
         SelectionFlags {
-            gpu: None,
             gpu_devices: self.gpu_devices.as_deref(),
             gpu_vram: self.gpu_vram.as_deref(),
             gpu_reserve: self.gpu_reserve.as_deref(),

@@ -72,7 +72,7 @@ mod tests {
     use ds4_engine::alloc::{AllocatorConfig, Recorder};
     use ds4_engine::bytes::MIB;
     use ds4_engine::device::DeviceId;
-    use ds4_sim::{SimConfig, SimDevice};
+    use ds4_sim::{Instruments, SimConfig, SimDevice};
     use proptest::prelude::*;
 
     use super::*;

@@ -9,7 +9,7 @@ use common::*;
 use ds4_engine::alloc::{CopyError, CopyPath, FreeError};
 use ds4_engine::backend::Backend;
 use ds4_engine::device::PeerAccess;
-use ds4_sim::{Call, Fault, FaultKind, FaultPlan, Link, SimBackend, SimConfig};
+use ds4_sim::{Call, Fault, FaultKind, FaultPlan, Instruments, Link, SimBackend, SimConfig};
 
 fn linked(access: PeerAccess, pages: bool) -> Arc<SimBackend> {
     let mut config = SimConfig::new("links", devices(&[32, 48], pages));

@@ -9,7 +9,7 @@ use common::*;
 use ds4_engine::backend::Backend;
 use ds4_harness::suite::{CheckOptions, CheckRun, Suite, Verdict, check_names, run};
 use ds4_harness::target::{BackendKind, Target};
-use ds4_sim::{SimBackend, SimConfig, SimDevice};
+use ds4_sim::{Instruments, SimBackend, SimConfig, SimDevice};
 
 /// What shows itself on the virtual clock alone.
 const NEEDS_VIRTUAL_TIME: [&str; 3] = [

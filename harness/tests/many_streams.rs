@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use ds4_engine::alloc::{RefusalReason, Request};
 use ds4_engine::device::StreamId;
+use ds4_sim::Instruments;
 
 fn stream_on(stream: StreamId, bytes: u64) -> Request {
     Request {

@@ -6,7 +6,7 @@ use common::*;
 use ds4_engine::alloc::{AllocError, FreeError, RefusalReason, Request};
 use ds4_engine::backend::{Backend, BackendError};
 use ds4_engine::device::{DeviceAddress, StreamId};
-use ds4_sim::{Call, Fault, FaultKind, FaultPlan};
+use ds4_sim::{Call, Fault, FaultKind, FaultPlan, Instruments};
 
 // https://github.com/pytorch/pytorch/issues/182446
 #[test]

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use ds4_engine::alloc::{AllocError, RefusalCause};
 use ds4_engine::device::DeviceMask;
-use ds4_sim::{Fault, FaultKind, FaultPlan};
+use ds4_sim::{Fault, FaultKind, FaultPlan, Instruments};
 
 #[test]
 fn rule_6_the_same_request_succeeds_as_soon_as_enough_is_freed() {

@@ -7,7 +7,7 @@ use ds4_engine::alloc::{
     AllocError, AllocatorConfig, BlockState, DeviceBudget, RefusalReason, Request,
 };
 use ds4_engine::backend::Backend;
-use ds4_sim::{Call, Fault, FaultKind, FaultPlan};
+use ds4_sim::{Call, Fault, FaultKind, FaultPlan, Instruments};
 use proptest::prelude::*;
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::*;
 use ds4_engine::alloc::{AllocatorConfig, InitError};
 use ds4_engine::backend::Backend;
-use ds4_sim::{SimBackend, SimConfig, SimDevice};
+use ds4_sim::{Instruments, SimBackend, SimConfig, SimDevice};
 
 const GRANULARITIES: [u64; 6] = [256, 64 * KIB, 2 * MIB, 4 * MIB, 16 * MIB, 64 * MIB];
 

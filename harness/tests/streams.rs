@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use ds4_engine::alloc::{BlockState, FreeError, Request};
 use ds4_engine::device::StreamId;
-use ds4_sim::{Call, Fault, FaultKind, FaultPlan};
+use ds4_sim::{Call, Fault, FaultKind, FaultPlan, Instruments};
 
 const LONG_NS: u64 = 1_000_000_000;
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::*;
 use ds4_engine::alloc::{AllocError, FreeError, Request};
 use ds4_engine::device::DeviceMask;
-use ds4_sim::LedgerBlock;
+use ds4_sim::{Instruments, LedgerBlock};
 
 const THREADS: u64 = 4;
 

@@ -61,7 +61,7 @@ fn json_has_every_field_of_every_result() {
         "--topology",
         "4x24g-bare",
         "--only",
-        "identity,peer-access,kernels",
+        "identity,peer-access,context",
         "--level",
         "1",
     ]);

@@ -10,6 +10,7 @@ use crate::call::Call;
 use crate::config::Link;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
+use crate::injector::flipped;
 use crate::machine::{COPY_PART_BYTES, Effects, SimBackend, no_stream};
 use crate::stream::Event;
 
@@ -87,10 +88,10 @@ impl SimBackend {
     }
 
     pub(crate) fn flip(state: &mut DeviceState, address: u64, bytes: u64, draw: u64) {
-        if let Some(offset) = (draw >> 3).checked_rem(bytes) {
+        if let Some((offset, bit)) = flipped(draw, bytes) {
             let mut byte = [0];
             state.read(address + offset, &mut byte);
-            state.write(address + offset, &[byte[0] ^ (1 << (draw & 7))]);
+            state.write(address + offset, &[byte[0] ^ bit]);
         }
     }
 

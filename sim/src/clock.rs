@@ -2,25 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A source of time for code that must run on simulated and on real time.
-pub trait Clock: Send + Sync {
-    /// Nanoseconds since the clock started.
-    fn now_ns(&self) -> u64;
-}
-
 /// A clock that stands still until somebody moves it, forwards only.
 #[derive(Debug, Default)]
-pub struct VirtualClock(AtomicU64);
+pub(crate) struct VirtualClock(AtomicU64);
 
 impl VirtualClock {
-    /// A clock at zero.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    /// Nanoseconds since the clock started.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 
     /// Moves the clock by `ns` and returns the new time; it stops at the end of the number range.
-    pub fn advance(&self, ns: u64) -> u64 {
+    pub(crate) fn advance(&self, ns: u64) -> u64 {
         // A wrap needs 584 simulated years or a fault plan with absurd delays; the latter exists.
         let before = self.0.fetch_add(ns, Ordering::Relaxed);
         before.checked_add(ns).unwrap_or_else(|| {
@@ -30,14 +23,8 @@ impl VirtualClock {
     }
 
     /// Moves the clock to `ns` unless it is already later, and returns the time.
-    pub fn advance_to(&self, ns: u64) -> u64 {
+    pub(crate) fn advance_to(&self, ns: u64) -> u64 {
         self.0.fetch_max(ns, Ordering::Relaxed).max(ns)
-    }
-}
-
-impl Clock for VirtualClock {
-    fn now_ns(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -47,7 +34,7 @@ mod tests {
 
     #[test]
     fn virtual_time_never_goes_back() {
-        let clock = VirtualClock::new();
+        let clock = VirtualClock::default();
         assert_eq!(clock.advance(10), 10);
         assert_eq!(clock.advance_to(5), 10);
         assert_eq!(clock.advance_to(50), 50);

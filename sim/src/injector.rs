@@ -164,3 +164,15 @@ pub(crate) fn flipped(draw: u64, bytes: u64) -> Option<(u64, u8)> {
     let offset = (draw >> 3).checked_rem(bytes)?;
     Some((offset, 1 << (draw & 7)))
 }
+
+/// Flips a bit of bytes that the host holds.
+pub(crate) fn flip_in(data: &mut [u8], draw: u64) {
+    let place = flipped(draw, data.len() as u64);
+    let found = place.and_then(|(offset, bit)| {
+        let byte = data.get_mut(usize::try_from(offset).ok()?)?;
+        Some((byte, bit))
+    });
+    if let Some((byte, bit)) = found {
+        *byte ^= bit;
+    }
+}

@@ -6,11 +6,11 @@
 //! host; poison in memory that nobody wrote; every access checked against live, mapped memory, so
 //! that overruns and use after free are errors; peer access for each ordered pair, absent, direct
 //! or broken; kernels, by their CPU references; streams and events on a virtual clock, with the
-//! races between them; and faults as data ([`fault`]). [`Ledger`] checks from outside what came of
+//! races between them; faults as data ([`fault`]); and the connections between ranks ([`link`]). [`Ledger`] checks from outside what came of
 //! it. [`Instrumented`] counts, faults and watches the calls of any other backend in the same way.
 //!
 //! **Not modelled**: the threads of a kernel, contention for bandwidth between streams, the
-//! driver's own memory, fragmentation of physical memory, and the network between hosts. Times come
+//! driver's own memory, and fragmentation of physical memory. Times come
 //! from [`cost`] and are simulated: they order work, and are no measurement.
 //!
 //! The same calls from one thread give the same results, virtual times and
@@ -75,7 +75,6 @@ mod tests;
 mod topology;
 
 pub use call::{Call, CallCounts};
-pub use clock::{Clock, VirtualClock};
 pub use config::{
     Link, MAX_CAPACITY_BYTES, MAX_NAME_CHARS, MAX_PAGES, MIN_GRANULE_BYTES, SimConfig, SimDevice,
 };

@@ -3,21 +3,20 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ds4_engine::backend::{BackendError, OomOrigin};
-use ds4_engine::bytes::{MIB, format_bytes};
+use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceAddress, DeviceId, DeviceInfo, Ordinal, StreamId};
 use ds4_engine::hash::StateHash;
 
-use crate::call::{Call, CallCounts};
-use crate::clock::{Clock, VirtualClock};
+use crate::call::Call;
+use crate::clock::VirtualClock;
 use crate::config::SimConfig;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
-use crate::fault::{FaultCount, FaultPlan};
 pub(crate) use crate::injector::Effects;
 use crate::injector::{Injector, Victim, check_alive};
 use crate::input::InputError;
+use crate::instruments::Instruments;
 use crate::ledger::Ledger;
-use crate::topology::Topology;
 
 /// Copies move through host memory in parts of this many bytes.
 pub(crate) const COPY_PART_BYTES: u64 = 4 * MIB;
@@ -27,10 +26,10 @@ pub(crate) const COPY_PART_BYTES: u64 = 4 * MIB;
 pub struct SimBackend {
     pub(crate) config: SimConfig,
     pub(crate) infos: Vec<DeviceInfo>,
-    devices: Vec<Mutex<DeviceState>>,
+    pub(crate) devices: Vec<Mutex<DeviceState>>,
     pub(crate) clock: VirtualClock,
     pub(crate) ledger: Ledger,
-    injector: Injector,
+    pub(crate) injector: Injector,
 }
 
 impl SimBackend {
@@ -49,19 +48,11 @@ impl SimBackend {
         Ok(Self {
             infos,
             devices,
-            clock: VirtualClock::new(),
+            clock: VirtualClock::default(),
             ledger: Ledger::new(config.devices.len()),
             injector: Injector::default(),
             config,
         })
-    }
-
-    /// A machine from a shipped topology's name or a file's path.
-    ///
-    /// # Errors
-    /// As [`Topology::load`].
-    pub fn open(name_or_path: &str) -> Result<Self, InputError> {
-        Self::new(Topology::load(name_or_path)?.config)
     }
 
     /// What the machine consists of.
@@ -70,75 +61,10 @@ impl SimBackend {
         &self.config
     }
 
-    /// The checker, to which the harness adds what an allocator does.
-    #[must_use]
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
-    }
-
-    /// The virtual clock.
-    #[must_use]
-    pub fn clock(&self) -> &VirtualClock {
-        &self.clock
-    }
-
     /// The virtual time, in simulated nanoseconds.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()
-    }
-
-    /// Calls made so far, failed ones included, over all devices; a copy between two devices
-    /// counts on its source.
-    #[must_use]
-    pub fn calls(&self) -> CallCounts {
-        let mut sum = CallCounts::default();
-        for device in &self.devices {
-            sum.add(&lock(device).calls);
-        }
-        sum
-    }
-
-    /// Starts a fault plan in place of the one before; its counts start at zero.
-    ///
-    /// # Errors
-    /// An [`InputError`] when the plan names devices that the machine lacks.
-    pub fn set_faults(&self, plan: FaultPlan) -> Result<(), InputError> {
-        self.injector.set(plan, self.devices.len())
-    }
-
-    /// Ends the fault plan and returns what became of it. Lost devices stay lost, and memory that
-    /// was taken stays taken: see [`SimBackend::restore_memory`].
-    pub fn clear_faults(&self) -> Vec<FaultCount> {
-        self.injector.clear()
-    }
-
-    /// What has become of each fault of the plan so far.
-    #[must_use]
-    pub fn fault_report(&self) -> Vec<FaultCount> {
-        self.injector.report()
-    }
-
-    /// Another process takes up to `bytes` of a device; returns how much it got.
-    pub fn take_memory(&self, device: DeviceId, bytes: u64) -> u64 {
-        self.devices
-            .get(device.index())
-            .map_or(0, |state| lock(state).take(bytes))
-    }
-
-    /// That process gives up to `bytes` back; returns how much.
-    pub fn give_memory(&self, device: DeviceId, bytes: u64) -> u64 {
-        self.devices
-            .get(device.index())
-            .map_or(0, |state| lock(state).give_back(bytes))
-    }
-
-    /// Gives back on every device what `take` and `oom_keep` took, so that a phase without faults
-    /// starts from the memory that the machine has.
-    pub fn restore_memory(&self) {
-        for device in &self.devices {
-            lock(device).restore();
-        }
     }
 
     /// Occupies a stream for `duration_ns` with work that touches no memory.
@@ -152,24 +78,7 @@ impl SimBackend {
         stream: StreamId,
         duration_ns: u64,
     ) -> Result<(), BackendError> {
-        self.work(device, stream, DeviceAddress(0), 0, duration_ns)
-    }
-
-    /// Occupies a stream for `duration_ns` with work that writes `bytes` bytes at `address`,
-    /// without changing them: it stands for a kernel.
-    ///
-    /// # Errors
-    /// As [`SimBackend::busy`], and [`BackendError::Driver`] when the range is not in live, mapped
-    /// memory.
-    pub fn touch(
-        &self,
-        device: DeviceId,
-        stream: StreamId,
-        address: DeviceAddress,
-        bytes: u64,
-        duration_ns: u64,
-    ) -> Result<(), BackendError> {
-        self.work(device, stream, address, bytes, duration_ns)
+        self.touch(device, stream, DeviceAddress(0), 0, duration_ns)
     }
 
     /// A hash of every device's accounting, the same for the same calls on every machine.
@@ -191,65 +100,6 @@ impl SimBackend {
             .iter()
             .map(|device| lock(device).resident_bytes())
             .sum()
-    }
-
-    /// How many streams, the default one included, and events a device has.
-    #[must_use]
-    pub fn streams_and_events(&self, device: DeviceId) -> (usize, usize) {
-        self.devices.get(device.index()).map_or((0, 0), |state| {
-            let state = lock(state);
-            let (streams, events) = state.streams.numbers();
-            (streams.count(), events.count())
-        })
-    }
-
-    /// The streams that were made on a device and not removed, by their numbers.
-    #[must_use]
-    pub fn streams(&self, device: DeviceId) -> Vec<StreamId> {
-        self.devices
-            .get(device.index())
-            .map_or_else(Vec::new, |state| {
-                let state = lock(state);
-                let (streams, _) = state.streams.numbers();
-                let made = streams.map(StreamId);
-                made.filter(|stream| *stream != StreamId::DEFAULT).collect()
-            })
-    }
-
-    fn work(
-        &self,
-        device: DeviceId,
-        stream: StreamId,
-        address: DeviceAddress,
-        bytes: u64,
-        duration_ns: u64,
-    ) -> Result<(), BackendError> {
-        let call = "cuLaunchKernel";
-        let mut state = self.state(device, call)?;
-        if let Some(detail) = &state.lost {
-            return Err(BackendError::DeviceLost {
-                device,
-                call,
-                detail: detail.clone(),
-            });
-        }
-        let result = self.enqueue(
-            &mut state,
-            stream,
-            duration_ns,
-            "touch",
-            &[(address.0, bytes, true)],
-        );
-        result.map(|_| ()).map_err(|refused| match refused {
-            Refused::Misuse(detail) | Refused::Driver(detail) => BackendError::Driver {
-                device,
-                call,
-                detail,
-            },
-            Refused::OutOfMemory | Refused::Unsupported => {
-                BackendError::Unsupported { device, call }
-            }
-        })
     }
 
     /// Checks `ranges` of the stream's own device, enqueues work that touches them and notes races;
@@ -411,7 +261,7 @@ pub(crate) fn no_stream(stream: StreamId) -> Refused {
 }
 
 /// A panic elsewhere must not turn into panics here: the state is valid between statements.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -442,18 +292,5 @@ fn info(config: &SimConfig, id: DeviceId) -> DeviceInfo {
         total_bytes: device.map_or(0, |device| device.capacity_bytes),
         page_bytes: device.and_then(|device| device.page_bytes),
         granularity_bytes: device.map_or(0, |device| device.granularity_bytes),
-    }
-}
-
-impl std::fmt::Display for SimBackend {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let total: u64 = self.infos.iter().map(|info| info.total_bytes).sum();
-        write!(
-            f,
-            "simulated machine {} ({} devices, {})",
-            self.config.machine,
-            self.infos.len(),
-            format_bytes(total)
-        )
     }
 }

@@ -7,6 +7,7 @@ use ds4_engine::device::{DeviceAddress, DeviceId, DeviceMask, StreamId};
 use crate::call::Call;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
+use crate::injector::flip_in;
 use crate::machine::{Effects, SimBackend, no_stream};
 use crate::space;
 
@@ -78,10 +79,8 @@ impl SimBackend {
         self.on(device, Call::Read, bytes, |state, effects| {
             self.host_copy(state, Call::Read, (address.0, bytes), stream, effects)?;
             state.read(address.0, data);
-            let offset = effects.flip.and_then(|draw| (draw >> 3).checked_rem(bytes));
-            let byte = offset.and_then(|offset| data.get_mut(usize::try_from(offset).ok()?));
-            if let (Some(byte), Some(draw)) = (byte, effects.flip) {
-                *byte ^= 1 << (draw & 7);
+            if let Some(draw) = effects.flip {
+                flip_in(data, draw);
             }
             Ok(())
         })

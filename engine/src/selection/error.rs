@@ -1,8 +1,6 @@
 //! What can be wrong with the `--gpu` flags, each as one sentence with a remedy.
 
-use super::{
-    FLAG_DEVICES, FLAG_EXCLUDE, FLAG_GPU, FLAG_PLACEMENT, FLAG_RESERVE, FLAG_VRAM, MAX_ORDINAL,
-};
+use super::{FLAG_DEVICES, FLAG_EXCLUDE, FLAG_PLACEMENT, FLAG_RESERVE, FLAG_VRAM, MAX_ORDINAL};
 use crate::bytes::{SizeError, format_bytes};
 use crate::device::{DeviceId, DeviceMask, MAX_DEVICES};
 use std::fmt;
@@ -103,8 +101,6 @@ pub enum SelectionError {
         /// The number of devices selected.
         devices: usize,
     },
-    /// Both spellings of the device list.
-    BothSpellings,
     /// No flag selects a device, and how many there are is not known.
     NothingSelected,
     /// The driver has no device.
@@ -165,7 +161,6 @@ impl fmt::Display for SelectionError {
             | Self::NotSelected { .. }
             | Self::MoreBudgetsThanDevices { .. }
             | Self::CountMismatch { .. }
-            | Self::BothSpellings
             | Self::NothingSelected
             | Self::NoDevices
             | Self::AllExcluded { .. }
@@ -281,10 +276,6 @@ impl SelectionError {
                 } else {
                     ""
                 }
-            ),
-            Self::BothSpellings => write!(
-                f,
-                "{FLAG_GPU} and {FLAG_DEVICES} mean the same; give only one of them"
             ),
             Self::NothingSelected => write!(
                 f,

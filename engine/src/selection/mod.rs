@@ -20,8 +20,6 @@ use std::fmt;
 
 /// The flag that names devices by the driver's number.
 pub const FLAG_DEVICES: &str = "--gpu-devices";
-/// The short spelling of [`FLAG_DEVICES`].
-pub const FLAG_GPU: &str = "--gpu";
 /// The flag that gives each device a budget.
 pub const FLAG_VRAM: &str = "--gpu-vram";
 /// The flag that keeps part of each budget free.
@@ -39,8 +37,6 @@ pub const MAX_ORDINAL: u32 = 1023;
 /// The flags as typed; `None` is a flag that was not given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SelectionFlags<'a> {
-    /// The value of `--gpu`.
-    pub gpu: Option<&'a str>,
     /// The value of `--gpu-devices`.
     pub gpu_devices: Option<&'a str>,
     /// The value of `--gpu-vram`.

@@ -1,8 +1,8 @@
 //! From the text of the flags to a [`Selection`].
 
 use super::{
-    Budget, FLAG_DEVICES, FLAG_EXCLUDE, FLAG_GPU, FLAG_PLACEMENT, FLAG_RESERVE, FLAG_VRAM,
-    MAX_BUDGET_BYTES, MAX_ORDINAL, SelectedDevice, Selection, SelectionError, SelectionFlags,
+    Budget, FLAG_DEVICES, FLAG_EXCLUDE, FLAG_PLACEMENT, FLAG_RESERVE, FLAG_VRAM, MAX_BUDGET_BYTES,
+    MAX_ORDINAL, SelectedDevice, Selection, SelectionError, SelectionFlags,
 };
 use crate::bytes::{GIB, SizeError, parse_size};
 use crate::device::{DeviceId, DeviceMask, MAX_DEVICES, Ordinal};
@@ -87,11 +87,9 @@ fn ordinals(
     budgets: Option<&Budgets>,
     present: Option<usize>,
 ) -> Result<Vec<Ordinal>, SelectionError> {
-    let (flag, text) = match (flags.gpu, flags.gpu_devices) {
-        (Some(_), Some(_)) => return Err(SelectionError::BothSpellings),
-        (Some(text), None) => (FLAG_GPU, text),
-        (None, Some(text)) => (FLAG_DEVICES, text),
-        (None, None) => return first_ordinals(budgets, present),
+    let flag = FLAG_DEVICES;
+    let Some(text) = flags.gpu_devices else {
+        return first_ordinals(budgets, present);
     };
     let mut chosen: Vec<Ordinal> = Vec::new();
     for piece in pieces(flag, text)? {

@@ -11,7 +11,6 @@ fn flags(text: &str) -> SelectionFlags<'_> {
     for pair in text.split(';').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap();
         let slot = match name {
-            "gpu" => &mut flags.gpu,
             "devices" => &mut flags.gpu_devices,
             "vram" => &mut flags.gpu_vram,
             "reserve" => &mut flags.gpu_reserve,
@@ -52,7 +51,6 @@ fn budgets_and_devices_pair_in_the_users_order() {
         ("vram=40,12;devices=2,0", None, vec![(2, 40), (0, 12)]),
         ("vram=auto", Some(2), vec![(0, AUTO), (1, AUTO)]),
         ("devices=0,1", Some(2), vec![(0, AUTO), (1, AUTO)]),
-        ("gpu=1", Some(2), vec![(1, AUTO)]),
         ("", Some(2), vec![(0, AUTO), (1, AUTO)]),
         ("vram=16384", None, vec![(0, 16384)]),
         ("vram= 40, 12", None, vec![(0, 40), (1, 12)]),
@@ -168,8 +166,7 @@ fn refusals_name_the_flag_the_piece_and_what_is_allowed() {
         ("devices=0x0", Some(2)),
         ("devices=0 1", Some(2)),
         ("devices=0,", Some(2)),
-        ("gpu=2", Some(2)),
-        ("gpu=0;devices=0", Some(2)),
+        ("devices=2", Some(2)),
         ("placement=0,0", Some(2)),
         ("placement=2;devices=1,0", Some(2)),
         ("placement=32", Some(2)),

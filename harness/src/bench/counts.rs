@@ -1,6 +1,7 @@
 //! Exact counts of the work that fixed scenarios take: equal on every machine, so that any change
 //! is a change of the code.
 
+use ds4_sim::Instruments;
 use std::collections::BTreeMap;
 
 use ds4_engine::alloc::{Allocator, PoolCounters};

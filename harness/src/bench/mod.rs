@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_quick_bench_runs() {
+    fn lines_are_no_wider_than_a_terminal_and_orphaned_hints_are_measured() {
         let options = Options {
             rounds: 3,
             filter: Some("mask".to_owned()),

@@ -1,9 +1,9 @@
 //! Packing one model onto one set of budgets, and by how much it fails.
 
+use super::layers::{Packing, Spot, pack};
 use super::model::Model;
 use super::{DeviceUse, KvType, Load, NextEntry, PlanDevice, PlanError};
 use ds4_engine::device::DeviceId;
-use ds4_engine::layers::{Packing, Spot, pack};
 use ds4_engine::selection::{Budget, Selection};
 
 /// A device that may be used.

@@ -1,7 +1,7 @@
 //! Does this model fit on these devices, and if not, why: a plan from a header alone.
 //!
 //! A model is a row of entries: the embedding, each layer with its share of the KV cache, the
-//! output head. [`ds4_engine::layers`] packs them onto the devices in the user's order; what it
+//! output head. `layers` packs them onto the devices in the user's order; what it
 //! leaves on the host is refused, never run there. No GPU is touched, so every budget must be given.
 //!
 //! What is counted: every tensor and every key and value cache, each rounded up to
@@ -9,6 +9,7 @@
 //! engine; `--gpu-reserve` keeps room for them.
 
 mod fit;
+mod layers;
 mod model;
 mod remedy;
 mod render;

@@ -4,6 +4,7 @@ use ds4_engine::alloc::{FreeError, RefusalCause, RefusalReason, Request};
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
 use ds4_kernels::{Launch, Pattern, Tally};
+use ds4_sim::Instruments;
 
 use super::Suite::Recovery;
 use super::churn::fill;

@@ -88,7 +88,9 @@ fn on_devices(
         if probe.stopped() {
             break;
         }
-        let outcome = body(probe, id).unwrap_or_else(not_measured);
+        let Some(outcome) = unless_interrupted(body(probe, id)) else {
+            break;
+        };
         rows.push(Row {
             place: id.to_string(),
             like: probe.name(id).to_owned(),
@@ -99,11 +101,13 @@ fn on_devices(
     judge(probe, check, rows);
 }
 
-fn not_measured(stop: Stop) -> Outcome {
-    Outcome::Done(match stop {
-        Stop::Backend(error) => Finding::of_error(&error),
-        Stop::Interrupted => Finding::error("interrupted"),
-    })
+/// What came of a device; nothing if the user ended it, which says nothing about the device.
+fn unless_interrupted(result: Result<Outcome, Stop>) -> Option<Outcome> {
+    match result {
+        Ok(outcome) => Some(outcome),
+        Err(Stop::Backend(error)) => Some(Outcome::Done(Finding::of_error(&error))),
+        Err(Stop::Interrupted) => None,
+    }
 }
 
 /// Holds each figure against its expectation, else against the others.
@@ -349,19 +353,22 @@ fn within(probe: &Probe<'_>, id: DeviceId, most: u64, copy: Copy<'_>) -> Result<
 
 fn peers(probe: &Probe<'_>) {
     let mut rows = Vec::new();
+    if probe.devices().count() < 2 {
+        probe.tell(&PEER, None, Finding::skip("there is one device only"));
+    }
     for (from, to) in probe.pairs() {
         if probe.stopped() {
             break;
         }
+        let Some(outcome) = unless_interrupted(peer(probe, from, to)) else {
+            break;
+        };
         rows.push(Row {
             place: format!("{from}->{to}"),
             like: format!("{} to {}", probe.name(from), probe.name(to)),
             device: from,
-            outcome: peer(probe, from, to).unwrap_or_else(not_measured),
+            outcome,
         });
-    }
-    if rows.is_empty() {
-        probe.tell(&PEER, None, Finding::skip("there is one device only"));
     }
     judge(probe, &PEER, rows);
 }
@@ -412,6 +419,16 @@ mod tests {
         assert_eq!(among_rates(89, &[89, 100]), Verdict::Warn);
         assert_eq!(among_rates(100, &[89, 100]), Verdict::Pass);
         assert_eq!(among_rates(89, &[89]), Verdict::Skip);
+    }
+
+    #[test]
+    fn an_interruption_is_no_result_of_the_device() {
+        assert!(unless_interrupted(Err(Stop::Interrupted)).is_none());
+        let error = BackendError::Unsupported {
+            device: DeviceId::new(0).unwrap(),
+            call: "cuMemcpy",
+        };
+        assert!(unless_interrupted(Err(Stop::Backend(error))).is_some());
     }
 
     #[test]

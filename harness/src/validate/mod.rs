@@ -1,14 +1,14 @@
 //! The health of devices: what was done, what was measured, and what it was held against.
 //!
-//! Level 0 reads and asks; level 1 fills the memory and times the paths; level 2 keeps every device
-//! busy for minutes. A check that did no work is an error, never a pass, and a figure without an
-//! expectation is reported and not judged. Nothing of a device's settings is changed.
+//! Level 0 reads and asks, and sends up to 16 MiB between devices; level 1 fills the memory and
+//! times the paths; level 2 keeps every device busy for minutes. A check that did no work is an
+//! error, never a pass, and a figure without an expectation is reported and not judged. Nothing of a
+//! device's settings is changed.
 
 mod bandwidth;
 mod expect;
 mod field;
 mod health;
-mod kernels;
 mod load;
 mod monitor;
 mod nvml;
@@ -42,7 +42,7 @@ pub use run::{check_names, run};
 /// How much is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Seconds, no load.
+    /// Seconds, no load but up to 16 MiB that are sent between devices.
     Look,
     /// A minute: memory and paths.
     Test,

@@ -16,7 +16,7 @@ use super::{
     CheckId, CheckResult, Did, Ended, Health, Level, Options, Reading, Record, Run, Subject,
     Verdict,
 };
-use super::{bandwidth, health, kernels, load, paths, soak, suites};
+use super::{bandwidth, health, load, paths, soak, suites};
 use crate::stopwatch::Stopwatch;
 
 /// Checks that are made together.
@@ -31,7 +31,6 @@ fn groups() -> impl Iterator<Item = &'static Group> {
         paths::GROUPS,
         load::GROUPS,
         bandwidth::GROUPS,
-        kernels::GROUPS,
         suites::GROUPS,
         soak::GROUPS,
     ]
@@ -39,10 +38,22 @@ fn groups() -> impl Iterator<Item = &'static Group> {
     .flatten()
 }
 
+/// All checks that can be asked for.
+pub(super) fn checks() -> impl Iterator<Item = CheckId> {
+    groups().flat_map(|group| group.checks.iter().copied())
+}
+
 /// The names of all checks.
 pub fn check_names() -> impl Iterator<Item = &'static str> {
-    groups().flat_map(|group| group.checks.iter().map(|check| check.name))
+    checks().map(|check| check.name)
 }
+
+/// Made before the first load, whatever was asked for.
+pub(super) const NOT_IN_USE: CheckId = CheckId {
+    name: "not-in-use",
+    code: "DV-1000",
+    level: Level::Test,
+};
 
 /// Others may hold this part of a device's memory, 1/10, before it counts as busy: what level 1
 /// takes is then taken from somebody who works.
@@ -112,17 +123,18 @@ impl Probe<'_> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody else works on a device, which the record then says.
+    /// Whether somebody else works on a device, which the record then says, as it does of a device
+    /// that does not answer.
     fn busy(&self) -> bool {
-        const BUSY: CheckId = CheckId {
-            name: "not-in-use",
-            code: "DV-1000",
-            level: Level::Test,
-        };
         let mut busy = false;
         for id in self.devices() {
-            let Ok(memory) = self.backend().memory_info(id) else {
-                continue;
+            let memory = match self.backend().memory_info(id) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    let finding = Finding::of_error(&error);
+                    self.record(&NOT_IN_USE, Some(id.to_string()), finding);
+                    continue;
+                }
             };
             let (held, by) = self.held_by_others(id, memory);
             if held > memory.total_bytes / BUSY_PART {
@@ -142,7 +154,7 @@ impl Probe<'_> {
                     let hint = "wait, choose other devices with --gpu-devices, or add --allow-busy";
                     Finding::error(&detail).hint(hint)
                 };
-                self.tell(&BUSY, Some(id.to_string()), finding);
+                self.record(&NOT_IN_USE, Some(id.to_string()), finding);
             }
         }
         busy
@@ -239,10 +251,13 @@ impl Probe<'_> {
 
     /// Records a result, unless the check was not asked for.
     pub(super) fn tell(&self, check: &CheckId, device: Option<String>, finding: Finding) {
-        if check.code != "DV-1000" && !self.wants(check) {
-            return;
+        if self.wants(check) {
+            self.record(check, device, finding);
         }
-        let mut finding = finding;
+    }
+
+    /// Records a result; a good one without work is none.
+    fn record(&self, check: &CheckId, device: Option<String>, mut finding: Finding) {
         let judged = matches!(finding.verdict, Verdict::Pass | Verdict::Warn);
         if judged && finding.did.ops == 0 {
             finding.verdict = Verdict::Error;
@@ -321,9 +336,12 @@ impl Timer {
 }
 
 /// Nanoseconds as milliseconds with three digits.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "exact to the microsecond for 285 years"
+)]
 pub(super) fn milliseconds(ns: u64) -> f64 {
-    let micros = u32::try_from(ns / 1000).unwrap_or(u32::MAX);
-    f64::from(micros) / 1000.0
+    (ns / 1000) as f64 / 1000.0
 }
 
 /// What a check has to say.

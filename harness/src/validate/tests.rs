@@ -1,10 +1,11 @@
 //! Every check holds on a machine without faults, and fails for the fault that it is there for.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceId, PeerAccess};
-use ds4_sim::{FaultPlan, Link, SimConfig};
+use ds4_sim::{FaultPlan, Instruments, Link, SimConfig};
 
 use super::*;
 
@@ -109,7 +110,8 @@ fn expecting(mut subject: Subject, figure: &str, at_least: u64) -> Subject {
 }
 
 fn run_only(subject: &Subject, name: &str) -> Run {
-    assert!(check_names().any(|known| known == name), "{name}");
+    let known = check_names().chain([run::NOT_IN_USE.name]);
+    assert!(known.into_iter().any(|known| known == name), "{name}");
     let options = Options {
         level: Level::Soak,
         only: vec![name.to_owned()],
@@ -169,10 +171,33 @@ fn a_machine_without_faults_passes_everything_that_it_can_say() {
 
 #[test]
 fn codes_and_names_are_each_used_once() {
-    let names: Vec<&str> = check_names().collect();
-    let unique: std::collections::BTreeSet<&str> = names.iter().copied().collect();
-    assert_eq!(names.len(), unique.len());
-    assert_eq!(names.len(), 31);
+    let checks: Vec<CheckId> = run::checks().chain([run::NOT_IN_USE]).collect();
+    let names: BTreeSet<&str> = checks.iter().map(|check| check.name).collect();
+    let codes: BTreeSet<&str> = checks.iter().map(|check| check.code).collect();
+    assert_eq!((names.len(), codes.len()), (checks.len(), checks.len()));
+    assert_eq!(checks.len(), 31);
+    for CheckId { code, level, .. } in checks {
+        let number = code.strip_prefix("DV-").unwrap();
+        assert!(
+            number.len() == 4 && number.starts_with(&level.number().to_string()),
+            "{code}"
+        );
+    }
+}
+
+#[test]
+fn a_device_that_does_not_answer_is_not_taken_for_idle() {
+    let silent = r#"{"at":"memory_info","kind":"fail"}"#;
+    let found = assert_worst(&with_faults(small(1), silent), "not-in-use", Verdict::Error);
+    assert_eq!(found.device.as_deref(), Some("gpu0"));
+}
+
+#[test]
+fn hours_are_told_in_milliseconds() {
+    assert_eq!(
+        run::milliseconds(7_200_000_001_999).to_bits(),
+        7_200_000.001_f64.to_bits()
+    );
 }
 
 #[test]
@@ -504,22 +529,13 @@ fn a_driver_that_refuses_what_is_free_or_keeps_what_was_freed_fails() {
 }
 
 #[test]
-fn a_kernel_that_leaves_something_else_than_its_reference_fails() {
-    for skip in 0..5 {
-        let fault = format!(r#"{{"at":"launch","skip":{skip},"kind":"bit_flip"}}"#);
-        let found = assert_worst(&with_faults(small(1), &fault), "kernels", Verdict::Fail);
-        assert_eq!(found.did.ops, skip + 1);
-    }
-}
-
-#[test]
 fn a_lost_device_fails_and_another_error_is_not_held_against_it() {
     let lost = r#"{"at":"launch","kind":"lost"}"#;
-    for name in ["memory-random", "kernels", "device-copy", "soak-memory"] {
+    for name in ["memory-random", "device-copy", "soak-memory"] {
         assert_worst(&with_faults(small(1), lost), name, Verdict::Fail);
     }
     let failed = r#"{"at":"launch","kind":"fail"}"#;
-    for name in ["memory-random", "kernels", "device-copy", "soak-memory"] {
+    for name in ["memory-random", "device-copy", "soak-memory"] {
         assert_worst(&with_faults(small(1), failed), name, Verdict::Error);
     }
 }

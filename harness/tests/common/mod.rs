@@ -16,7 +16,7 @@ use ds4_engine::alloc::{
     RefusalReason, Request,
 };
 use ds4_engine::device::{DeviceId, DeviceMask, StreamId};
-use ds4_sim::{SimBackend, SimConfig, SimDevice};
+use ds4_sim::{Instruments, SimBackend, SimConfig, SimDevice};
 use proptest::test_runner::{Config, FileFailurePersistence};
 
 pub const KIB: u64 = 1 << 10;

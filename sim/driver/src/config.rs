@@ -16,7 +16,7 @@ use std::fs::File;
 
 use ds4_engine::device::Ordinal;
 use ds4_engine::selection::{Budget, Selection, SelectionFlags};
-use ds4_sim::{FaultPlan, SimBackend, SimConfig, SimDevice, Topology};
+use ds4_sim::{FaultPlan, Instruments, SimBackend, SimConfig, SimDevice, Topology};
 
 /// What a name begins with, so that nothing can be read as hardware.
 const MARK: &str = "Simulated ";

@@ -1,7 +1,7 @@
 //! Functions that no driver has, for programs that know that they talk to a simulation: tests set
 //! the machine and its faults and read the ledger in the process that runs them.
 
-use ds4_sim::FaultPlan;
+use ds4_sim::{FaultPlan, Instruments};
 
 use crate::call::export;
 use crate::config::Config;

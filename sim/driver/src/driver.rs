@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLock};
 
 use ds4_engine::backend::Backend;
 use ds4_engine::device::{DeviceId, DeviceInfo};
-use ds4_sim::SimBackend;
+use ds4_sim::{Instruments, SimBackend};
 
 use crate::call;
 use crate::config::Config;

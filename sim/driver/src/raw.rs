@@ -7,7 +7,6 @@
 //! comments call "the caller's promise". Null is checked, as drivers do.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::marker::PhantomData;
 use std::slice;
 
 use crate::status::{Outcome, Status};
@@ -226,10 +225,17 @@ impl Extra {
     pub(crate) fn buffer<'a>(self) -> Result<&'a [u8], Status> {
         const POINTER: usize = 1;
         const SIZE: usize = 2;
+        /// CUDA's and HIP's.
+        const ENDS: [usize; 2] = [0, 3];
         let (mut buffer, mut size) = (Host(std::ptr::null_mut()), 0);
         for pair in 0..2 {
+            // The tag first: behind the one that ends the array there is nothing to read.
+            let tag = In(self.0).at(2 * pair)? as usize;
+            if ENDS.contains(&tag) {
+                break;
+            }
             let value = In(self.0).at(2 * pair + 1)?;
-            match In(self.0).at(2 * pair)? as usize {
+            match tag {
                 POINTER => buffer = Host(value.cast_mut()),
                 SIZE => size = In(value.cast::<usize>()).get()?,
                 _ => return Err(Status::INVALID_VALUE),
@@ -247,7 +253,7 @@ pub(crate) struct Opaque(*mut c_void);
 /// A function of the caller's.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(crate) struct HostFunction<F: Copy>(Option<F>, PhantomData<F>);
+pub(crate) struct HostFunction<F: Copy>(Option<F>);
 
 impl HostFunction<extern "C" fn(Opaque)> {
     /// Calls it.

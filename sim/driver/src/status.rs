@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use ds4_engine::backend::Backend;
     use ds4_engine::device::{DeviceAddress, DeviceId};
-    use ds4_sim::{FaultPlan, SimBackend, SimConfig};
+    use ds4_sim::{FaultPlan, Instruments, SimBackend, SimConfig};
 
     /// The code of an allocation under a fault.
     fn code(kind: &str) -> Status {

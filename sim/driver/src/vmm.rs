@@ -254,8 +254,9 @@ fn mappings_of(
 
 /// Unmaps whole mappings; memory that nobody holds any more goes.
 pub(crate) fn unmap(driver: &Driver, address: Address, bytes: usize) -> Outcome {
-    let mut tables = driver.tables();
-    for start in mappings_of(&tables, address, bytes)? {
+    let mut guard = driver.tables();
+    let tables = &mut *guard;
+    for start in mappings_of(tables, address, bytes)? {
         let Some(mapping) = tables.mappings.get(&start) else {
             continue;
         };
@@ -266,10 +267,11 @@ pub(crate) fn unmap(driver: &Driver, address: Address, bytes: usize) -> Outcome 
             driver.sim.unmap(physical.device, DeviceAddress(place))?;
         }
         physical.mapped = false;
-        let gone = physical.references == 0;
         tables.mappings.remove(&start);
-        if gone && let Some(mut physical) = tables.physical.remove(&handle) {
-            destroy_pages(driver, &mut physical)?;
+        if physical.references == 0 {
+            // Pages that are not taken back are the caller's again, who may release them later.
+            destroy_pages(driver, physical).inspect_err(|_| physical.references = 1)?;
+            tables.physical.remove(&handle);
         }
     }
     Ok(())

@@ -294,6 +294,24 @@ fn mapped_pages_are_reached_once_access_is_set_and_live_until_unmapped_and_relea
 }
 
 #[test]
+fn pages_that_an_unmapping_cannot_give_back_are_released_later() {
+    let cuda = cuda("64M");
+    let (mut base, mut handle, gpu) = (0, 0, on_device(0));
+    assert_eq!(cuda.cuMemAddressReserve(&mut base, 2 * PAGE, 0, 0, 0), 0);
+    assert_eq!(cuda.cuMemCreate(&mut handle, 2 * PAGE, &gpu, 0), 0);
+    assert_eq!(cuda.cuMemMap(base, 2 * PAGE, 0, handle, 0), 0);
+    assert_eq!(cuda.cuMemRelease(handle), 0);
+    let second = r#"{"seed":1,"faults":[{"at":"destroy_page","skip":1,"count":1,"kind":"fail"}]}"#;
+    cuda.driver.set_faults(second).unwrap();
+    assert_eq!(cuda.cuMemUnmap(base, 2 * PAGE), 999);
+    assert_eq!(cuda.free_bytes(), 62 * MIB);
+    assert_eq!(cuda.cuMemRelease(handle), 0);
+    assert_eq!(cuda.free_bytes(), 64 * MIB);
+    assert_eq!(cuda.cuMemAddressFree(base, 2 * PAGE), 0);
+    assert_eq!(cuda.driver.findings(true).unwrap(), [""; 0]);
+}
+
+#[test]
 fn an_event_is_not_ready_before_its_work_is_done_and_measures_simulated_time() {
     let cuda = cuda("1G");
     let (stream, start, end) = (cuda.stream(1), cuda.event(0), cuda.event(0));
@@ -505,8 +523,19 @@ fn a_kernel_that_has_a_reference_leaves_what_it_leaves() {
     };
     assert_eq!(launch(&[address, 4096, 7]), 0);
     assert_eq!(launch(&[address, 4096, 256]), 1);
+    // The same in one buffer, named by pairs of a tag and a value; what ends early names none.
+    let [end, buffer, size] = [0, 1, 2].map(ptr::without_provenance::<c_void>);
+    let (words, bytes) = ([address, 4096, 9_u64], 24_usize);
+    let (words, bytes) = ((&raw const words).cast(), (&raw const bytes).cast());
+    let launch = |extra: &[*const c_void]| {
+        let extra = extra.as_ptr();
+        cuda.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, stream, ptr::null(), extra)
+    };
+    assert_eq!(launch(&[end]), 1);
+    assert_eq!(launch(&[buffer, words, end]), 1);
+    assert_eq!(launch(&[size, bytes, buffer, words, end]), 0);
     assert_eq!(cuda.cuStreamSynchronize(stream), 0);
-    assert_eq!(cuda.read(address, 4096), [7; 4096]);
+    assert_eq!(cuda.read(address, 4096), [9; 4096]);
 }
 
 #[test]

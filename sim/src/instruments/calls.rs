@@ -12,7 +12,7 @@ use super::Instrumented;
 use super::watched::{Mapping, Watched};
 use super::wrapped::out_of_memory;
 use crate::call::Call;
-use crate::injector::{check_alive, flipped};
+use crate::injector::{check_alive, flip_in};
 use crate::launch::ranges;
 
 impl Instrumented {
@@ -564,16 +564,5 @@ impl Backend for Instrumented {
             return Ok(PeerAccess::Absent);
         }
         self.heed_unlocked(call, self.inner.peer_access(from, to))
-    }
-}
-
-fn flip_in(data: &mut [u8], draw: u64) {
-    let place = flipped(draw, data.len() as u64);
-    let found = place.and_then(|(offset, bit)| {
-        let byte = data.get_mut(usize::try_from(offset).ok()?)?;
-        Some((byte, bit))
-    });
-    if let Some((byte, bit)) = found {
-        *byte ^= bit;
     }
 }

@@ -11,10 +11,11 @@ use ds4_engine::backend::BackendError;
 use ds4_engine::device::{DeviceAddress, DeviceId, StreamId};
 
 use crate::call::CallCounts;
+use crate::device::Refused;
 use crate::fault::{FaultCount, FaultPlan};
 use crate::input::InputError;
 use crate::ledger::Ledger;
-use crate::machine::SimBackend;
+use crate::machine::{SimBackend, lock};
 
 pub use wrapped::{DeviceView, Instrumented};
 
@@ -74,43 +75,61 @@ pub trait Instruments: Send + Sync + fmt::Debug {
 
 impl Instruments for SimBackend {
     fn ledger(&self) -> &Ledger {
-        Self::ledger(self)
+        &self.ledger
     }
 
     fn calls(&self) -> CallCounts {
-        Self::calls(self)
+        let mut sum = CallCounts::default();
+        for device in &self.devices {
+            sum.add(&lock(device).calls);
+        }
+        sum
     }
 
     fn set_faults(&self, plan: FaultPlan) -> Result<(), InputError> {
-        Self::set_faults(self, plan)
+        self.injector.set(plan, self.devices.len())
     }
 
     fn clear_faults(&self) -> Vec<FaultCount> {
-        Self::clear_faults(self)
+        self.injector.clear()
     }
 
     fn fault_report(&self) -> Vec<FaultCount> {
-        Self::fault_report(self)
+        self.injector.report()
     }
 
     fn take_memory(&self, device: DeviceId, bytes: u64) -> u64 {
-        Self::take_memory(self, device, bytes)
+        let state = self.devices.get(device.index());
+        state.map_or(0, |state| lock(state).take(bytes))
     }
 
     fn give_memory(&self, device: DeviceId, bytes: u64) -> u64 {
-        Self::give_memory(self, device, bytes)
+        let state = self.devices.get(device.index());
+        state.map_or(0, |state| lock(state).give_back(bytes))
     }
 
     fn restore_memory(&self) {
-        Self::restore_memory(self);
+        for device in &self.devices {
+            lock(device).restore();
+        }
     }
 
     fn streams_and_events(&self, device: DeviceId) -> (usize, usize) {
-        Self::streams_and_events(self, device)
+        self.devices.get(device.index()).map_or((0, 0), |state| {
+            let state = lock(state);
+            let (streams, events) = state.streams.numbers();
+            (streams.count(), events.count())
+        })
     }
 
     fn streams(&self, device: DeviceId) -> Vec<StreamId> {
-        Self::streams(self, device)
+        let state = self.devices.get(device.index());
+        state.map_or_else(Vec::new, |state| {
+            let state = lock(state);
+            let (streams, _) = state.streams.numbers();
+            let made = streams.map(StreamId);
+            made.filter(|stream| *stream != StreamId::DEFAULT).collect()
+        })
     }
 
     fn touch(
@@ -121,6 +140,31 @@ impl Instruments for SimBackend {
         bytes: u64,
         duration_ns: u64,
     ) -> Result<(), BackendError> {
-        Self::touch(self, device, stream, address, bytes, duration_ns)
+        let call = "cuLaunchKernel";
+        let mut state = self.state(device, call)?;
+        if let Some(detail) = &state.lost {
+            return Err(BackendError::DeviceLost {
+                device,
+                call,
+                detail: detail.clone(),
+            });
+        }
+        let result = self.enqueue(
+            &mut state,
+            stream,
+            duration_ns,
+            "touch",
+            &[(address.0, bytes, true)],
+        );
+        result.map(|_| ()).map_err(|refused| match refused {
+            Refused::Misuse(detail) | Refused::Driver(detail) => BackendError::Driver {
+                device,
+                call,
+                detail,
+            },
+            Refused::OutOfMemory | Refused::Unsupported => {
+                BackendError::Unsupported { device, call }
+            }
+        })
     }
 }

@@ -109,7 +109,7 @@ fn kernels_of_two_streams_on_the_same_bytes_race_unless_ordered() {
 
 #[test]
 fn what_a_kernel_must_not_be_given_is_an_error_and_changes_nothing() {
-    let sim = SimBackend::open("4x24g-bare").unwrap();
+    let sim = shipped("4x24g-bare");
     let block = sim.allocate(gpu(0), 4096).unwrap();
     let far = sim.allocate(gpu(1), 4096).unwrap();
     let add = |sum: DeviceAddress, other: DeviceAddress| Launch::AddF32 {
@@ -172,7 +172,7 @@ fn without_elements_nothing_is_done_whatever_the_addresses() {
 #[test]
 fn a_peers_memory_is_read_and_written_and_broken_paths_invert_it() {
     for (near, peer, intact) in [(0, 3, true), (3, 0, true), (6, 7, false)] {
-        let sim = SimBackend::open("8x24g-mixed").unwrap();
+        let sim = shipped("8x24g-mixed");
         let (near, peer) = (gpu(near), gpu(peer));
         let block = sim.allocate(peer, 8192).unwrap();
         let sum = sim.allocate(near, 8).unwrap();

@@ -137,7 +137,7 @@ fn wrong_mappings_are_refused_and_change_nothing() {
 
 #[test]
 fn a_device_without_pages_says_unsupported() {
-    let sim = SimBackend::open("4x24g-bare").unwrap();
+    let sim = shipped("4x24g-bare");
     let unsupported = |result: Result<(), BackendError>| {
         assert!(
             matches!(result, Err(BackendError::Unsupported { .. })),
@@ -158,7 +158,7 @@ fn a_device_without_pages_says_unsupported() {
 
 #[test]
 fn peer_copies_arrive_in_both_directions_unless_the_path_is_broken() {
-    let sim = SimBackend::open("8x24g-mixed").unwrap();
+    let sim = shipped("8x24g-mixed");
     for (from, to, intact) in [(0, 3, true), (3, 0, true), (6, 7, false)] {
         let a = sim.allocate(gpu(from), MIB).unwrap();
         let b = sim.allocate(gpu(to), MIB).unwrap();
@@ -219,13 +219,13 @@ fn an_unknown_device_stream_or_event_is_an_error_everywhere() {
 
 #[test]
 fn identities_are_distinct_and_visibly_simulated() {
-    let sim = SimBackend::open("2xh200").unwrap();
+    let sim = shipped("2xh200");
     assert_eq!(
         (sim.name(), sim.origin()),
         ("sim", "simulated machine 2xh200 (no driver)".into())
     );
     let [one, two] = sim.devices() else {
-        panic!("{sim}")
+        panic!("{sim:?}")
     };
     assert_eq!(
         (&*one.name, &*one.pci_bus_id),

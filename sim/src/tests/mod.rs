@@ -11,7 +11,7 @@ use ds4_engine::backend::{Backend, PageId};
 use ds4_engine::bytes::MIB;
 use ds4_engine::device::{DeviceAddress, DeviceId, DeviceMask, StreamId};
 
-use crate::{Finding, SimBackend, SimConfig};
+use crate::{Finding, Instruments, SimBackend, SimConfig, Topology};
 
 const DEFAULT: StreamId = StreamId::DEFAULT;
 const PAGE: u64 = 2 * MIB;
@@ -22,6 +22,10 @@ fn gpu(index: usize) -> DeviceId {
 
 fn machine(count: usize, capacity_bytes: u64) -> SimBackend {
     SimBackend::new(SimConfig::uniform(count, capacity_bytes)).unwrap()
+}
+
+fn shipped(topology: &str) -> SimBackend {
+    SimBackend::new(Topology::load(topology).unwrap().config).unwrap()
 }
 
 fn read(sim: &SimBackend, device: DeviceId, address: DeviceAddress, count: usize) -> Vec<u8> {

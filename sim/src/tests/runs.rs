@@ -10,7 +10,7 @@ use crate::{Call, SimConfig};
 
 #[test]
 fn eight_full_cards_fit_on_a_small_host() {
-    let sim = SimBackend::open("8xh200").unwrap();
+    let sim = shipped("8xh200");
     for device in DeviceMask::first(8).iter() {
         let a = sim.allocate(device, 140 * GIB).unwrap();
         sim.fill(device, a, 140 * GIB, 3, DEFAULT).unwrap();

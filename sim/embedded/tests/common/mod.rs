@@ -1,6 +1,10 @@
 //! Loading a library as a C program would, each test its own copy: a copy is a driver of its own.
 
-use ds4_embedded::{Interface, Loaded};
+mod loaded;
+
+use ds4_embedded::Interface;
+
+pub(crate) use loaded::Loaded;
 
 /// Loads a fresh copy of a library.
 pub(crate) fn load(interface: Interface) -> Loaded {
@@ -15,7 +19,7 @@ macro_rules! api {
     ($api:ident: $($name:ident($($argument:ident: $type:ty),*);)*) => {
         #[expect(non_snake_case, reason = "C's names")]
         struct $api {
-            driver: ds4_embedded::Loaded,
+            driver: $crate::common::Loaded,
             $($name: unsafe extern "C" fn($($type),*) -> u32,)*
         }
 

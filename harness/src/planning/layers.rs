@@ -9,12 +9,12 @@
 //! one budget never lowers the number of entries on devices, and no other order-preserving
 //! contiguous placement puts a longer prefix on devices.
 
-use crate::device::{DeviceId, MAX_DEVICES};
+use ds4_engine::device::{DeviceId, MAX_DEVICES};
 use std::fmt;
 
 /// Where an entry went; the host counts as after every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Spot {
+pub(super) enum Spot {
     /// On a device.
     Device(DeviceId),
     /// No device had room: the entry stays in host memory.
@@ -23,17 +23,17 @@ pub enum Spot {
 
 /// The outcome of [`pack`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packing {
+pub(super) struct Packing {
     /// The spot of each entry, in the order of the entries.
-    pub spots: Vec<Spot>,
+    pub(super) spots: Vec<Spot>,
     /// What each device was given, in bytes, in the order of the budgets.
-    pub used_bytes: Vec<u64>,
+    pub(super) used_bytes: Vec<u64>,
 }
 
 impl Packing {
     /// The number of entries on devices, which are always the first ones.
     #[must_use]
-    pub fn placed(&self) -> usize {
+    pub(super) fn placed(&self) -> usize {
         self.spots
             .iter()
             .take_while(|spot| matches!(spot, Spot::Device(_)))
@@ -42,16 +42,16 @@ impl Packing {
 
     /// Whether every entry is on a device.
     #[must_use]
-    pub fn fits(&self) -> bool {
+    pub(super) fn fits(&self) -> bool {
         self.placed() == self.spots.len()
     }
 }
 
 /// More budgets than a mask has bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManyDevices {
+pub(super) struct TooManyDevices {
     /// The number of budgets given.
-    pub count: usize,
+    pub(super) count: usize,
 }
 
 impl fmt::Display for TooManyDevices {
@@ -72,7 +72,7 @@ impl std::error::Error for TooManyDevices {}
 ///
 /// # Errors
 /// [`TooManyDevices`] for more than [`MAX_DEVICES`] budgets.
-pub fn pack(entry_bytes: &[u64], budget_bytes: &[u64]) -> Result<Packing, TooManyDevices> {
+pub(super) fn pack(entry_bytes: &[u64], budget_bytes: &[u64]) -> Result<Packing, TooManyDevices> {
     if budget_bytes.len() > MAX_DEVICES {
         return Err(TooManyDevices {
             count: budget_bytes.len(),
