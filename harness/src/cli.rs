@@ -37,9 +37,9 @@ devices of this machine, else nothing (skip). A file of expectations:
   otherwise = \"fail\"             # or warn
   source = \"measured at delivery\"
 
-Exit codes: 0 all pass or warn, 1 a check failed or could not be made, 4 nothing measured or no such
-device, 75 a device is in use by others, 124 deadline, 130 interrupted; the last three leave what
-was found until then.";
+Exit codes: 0 all pass or warn, 1 a check failed or could not be made, 4 nothing or no memory
+measured, or no device, 75 a device is in use by others, 124 deadline, 130 interrupted; the last
+three leave what was found until then.";
 
 /// Places device memory on the GPUs you allow, refuses honestly and recovers: prove it, replay
 /// real traces, plan models.
@@ -50,7 +50,7 @@ pub struct Cli {
     #[command(flatten)]
     pub machine: MachineArgs,
     /// The size of each tensor, for train, prefill and decode; also after the command.
-    #[arg(long, value_parser = size, value_name = "SIZE", hide = true)]
+    #[arg(long, value_parser = size, allow_hyphen_values = true, value_name = "SIZE", hide = true)]
     pub tensor_size: Option<u64>,
     /// How to print the result: text, json, or junit (check, validate).
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
@@ -80,23 +80,29 @@ pub struct MachineArgs {
     #[arg(long, global = true, env = "DS4_BACKEND", hide_env_values = true)]
     #[arg(value_name = "NAME")]
     pub backend: Option<String>,
-    /// A simulated machine: 1x24g, 2xh200, 8xh200, 8x24g-mixed, 4x24g-bare, or a TOML file.
+    /// A simulated machine: 1x24g, 2xh200, 8xh200, 8x24g-mixed, 4x24g-bare, or a TOML file. If
+    /// absent: 8x24g-mixed for check, train, prefill, decode; else 2xh200, 8xh200 for large traces.
     #[arg(long, global = true, value_name = "NAME|FILE")]
     pub topology: Option<String>,
     /// Devices by the driver's number, in the order in which they become gpu0, gpu1, ...
     #[arg(long, global = true, value_name = "N,N,...", visible_alias = "gpu")]
+    #[arg(allow_hyphen_values = true)]
     pub gpu_devices: Option<String>,
     /// Memory per device: 24,24 (GiB), 512M,1G, or auto.
     #[arg(long, global = true, value_name = "SIZE,...")]
+    #[arg(allow_hyphen_values = true)]
     pub gpu_vram: Option<String>,
     /// Memory per device to leave alone: one size for all, or one each.
     #[arg(long, global = true, value_name = "SIZE,...")]
+    #[arg(allow_hyphen_values = true)]
     pub gpu_reserve: Option<String>,
     /// Devices that may hold the memory: 0,1 stands for gpu0 and gpu1.
     #[arg(long, global = true, value_name = "N,N,...")]
+    #[arg(allow_hyphen_values = true)]
     pub gpu_placement: Option<String>,
     /// Devices that are never used.
     #[arg(long, global = true, value_name = "N,N,...")]
+    #[arg(allow_hyphen_values = true)]
     pub gpu_exclude: Option<String>,
     /// Refuse hints of which no device exists, instead of taking the least loaded one.
     #[arg(long, global = true)]
@@ -207,10 +213,10 @@ pub struct CheckArgs {
     #[arg(long, value_name = "NAME")]
     pub only: Option<String>,
     /// The seed of all random campaigns.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = within::<u64, 0, { u64::MAX }>, allow_hyphen_values = true)]
     pub seed: u64,
     /// How many random histories each randomised check runs; 256 if absent.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = within::<u32, 1, { u32::MAX as u64 }>, allow_hyphen_values = true)]
     pub cases: Option<u32>,
     /// Run the recorded operations of a failed check again, and nothing else.
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["suite", "only", "cases", "seed"])]
@@ -221,14 +227,13 @@ pub struct CheckArgs {
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
     /// 0 looks (seconds), 1 tests memory and paths (a minute), 2 soaks (--for).
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    #[arg(long, default_value_t = 0, value_parser = within::<u8, 0, 2>, allow_hyphen_values = true)]
     pub level: u8,
-    /// How long level 2 keeps all devices at work.
-    #[arg(long = "for", default_value_t = 120, value_name = "SECONDS")]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=604_800))]
-    pub seconds: u64,
+    /// How long level 2 keeps all devices at work; 120 if absent.
+    #[arg(long = "for", value_name = "SECONDS", value_parser = within::<u64, 1, 604_800>, allow_hyphen_values = true)]
+    pub seconds: Option<u64>,
     /// End with what is there after so many seconds; 30, 180, or 180 more than --for if absent.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=700_000))]
+    #[arg(long, value_name = "SECONDS", value_parser = within::<u64, 1, 700_000>, allow_hyphen_values = true)]
     pub deadline: Option<u64>,
     /// What figures must be, in TOML.
     #[arg(long, value_name = "FILE.toml")]
@@ -237,7 +242,7 @@ pub struct ValidateArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub only: Vec<String>,
     /// The most memory to take of each device; of simulated ones 256M if absent.
-    #[arg(long, value_parser = size, value_name = "SIZE")]
+    #[arg(long, value_parser = size, allow_hyphen_values = true, value_name = "SIZE")]
     pub max_bytes: Option<u64>,
     /// Load devices of which others hold more than a tenth.
     #[arg(long)]
@@ -268,7 +273,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FILE.gguf")]
     pub model: PathBuf,
     /// Tokens of context to make room for, such as 32768 or 32k; the model's own maximum if absent.
-    #[arg(long, value_parser = tokens, value_name = "TOKENS")]
+    #[arg(long, value_parser = tokens, allow_hyphen_values = true, value_name = "TOKENS")]
     pub context: Option<u64>,
     /// How the cache stores its numbers: f32, f16 or q8_0.
     #[arg(long, default_value = "f16", value_name = "TYPE")]
@@ -279,13 +284,13 @@ pub struct PlanArgs {
 #[derive(Debug, Args)]
 pub struct WorkloadArgs {
     /// The size of each tensor: 64M, 1G; 64M if absent.
-    #[arg(long, id = "own_tensor_size", value_parser = size, value_name = "SIZE")]
+    #[arg(long, id = "own_tensor_size", value_parser = size, allow_hyphen_values = true, value_name = "SIZE")]
     pub tensor_size: Option<u64>,
     /// Layers of the model.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = 8, value_parser = within::<u32, 1, 10_000>, allow_hyphen_values = true)]
     pub layers: u32,
     /// Training steps, prompt chunks or tokens.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, default_value_t = 4, value_parser = within::<u32, 1, 100_000>, allow_hyphen_values = true)]
     pub steps: u32,
 }
 
@@ -293,13 +298,14 @@ pub struct WorkloadArgs {
 #[derive(Debug, Args)]
 pub struct SlabArgs {
     /// Layers of the model.
-    #[arg(long, value_name = "L")]
+    #[arg(long, value_name = "L", value_parser = within::<u32, 0, { u32::MAX as u64 }>, allow_hyphen_values = true)]
     pub n_layer: u32,
     /// Numbers in a hidden vector.
-    #[arg(long, value_name = "E")]
+    #[arg(long, value_name = "E", value_parser = within::<u32, 0, { u32::MAX as u64 }>, allow_hyphen_values = true)]
     pub n_embd: u32,
     /// Ranks of the group, from 2 to 32.
     #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(value_parser = within::<u32, 0, { u32::MAX as u64 }>, allow_hyphen_values = true)]
     pub ranks: u32,
     /// How regions are placed: aligned (every region and vector on 256 bytes) or ds4 (packed).
     #[arg(long, value_enum, default_value_t = SlabKind::Aligned, hide_possible_values = true)]
@@ -335,7 +341,7 @@ pub enum BenchCommand {
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Runs of each row; the row keeps the best.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 5, value_parser = within::<u32, 1, 1000>, allow_hyphen_values = true)]
     pub runs: u32,
     /// Only rows whose bench has this in its name.
     #[arg(long, value_name = "TEXT")]
@@ -351,8 +357,8 @@ pub struct FakeArgs {
     /// Memory of each GPU: 24G,24G; without it and --topology, two H200.
     #[arg(long, value_name = "SIZE,...")]
     pub gpus: Option<String>,
-    /// The version that the driver gives: 12040 for CUDA 12.4.
-    #[arg(long, value_name = "NUMBER")]
+    /// The version that the driver gives: 12040 for CUDA 12.4, 60241134 for HIP 6.2.41134.
+    #[arg(long, value_name = "NUMBER", value_parser = within::<u32, 0, { u32::MAX as u64 }>, allow_hyphen_values = true)]
     pub driver_version: Option<u32>,
     /// Add a line for each call to this file: its name and its code.
     #[arg(long, value_name = "FILE")]
@@ -379,6 +385,16 @@ fn tokens(text: &str) -> Result<u64, String> {
     })
 }
 
+/// A whole number in digits, from `LEAST` to `MOST`.
+fn within<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(text: &str) -> Result<T, String> {
+    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = plain.then(|| text.parse::<u64>().ok()).flatten();
+    number
+        .filter(|number| (LEAST..=MOST).contains(number))
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| format!("write a whole number from {LEAST} to {MOST}"))
+}
+
 fn size(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(0) => Err("the size is 0; write at least 1 byte, for example 64M".to_owned()),
@@ -390,6 +406,20 @@ fn size(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_are_none_are_told_the_range() {
+        let number = within::<u8, 0, 2>;
+        assert_eq!((number("0"), number("2")), (Ok(0), Ok(2)));
+        for wrong in ["", "-1", "+1", "3", "1.5", "two"] {
+            let said = number(wrong).unwrap_err();
+            assert_eq!(said, "write a whole number from 0 to 2", "{wrong}");
+        }
+        assert_eq!(
+            within::<u64, 0, { u64::MAX }>("18446744073709551615"),
+            Ok(u64::MAX)
+        );
+    }
 
     #[test]
     fn tokens_may_be_counted_in_1024_and_everything_else_is_told_how() {

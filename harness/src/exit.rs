@@ -13,7 +13,7 @@ pub enum Exit {
     Usage,
     /// Slower than the baseline allows.
     Regression,
-    /// Nothing was measured, or there is no such device.
+    /// Nothing was measured, or there is no device; a number that no device has is [`Exit::Usage`].
     NothingDone,
     /// A fault of this program.
     Internal,

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ds4_engine::alloc::pool::UNIT_BYTES;
 use ds4_engine::alloc::{Allocator, AllocatorConfig};
 use ds4_engine::bytes::format_bytes;
 use ds4_sim::{MAX_CAPACITY_BYTES, MAX_PAGES, SimConfig, SimDevice};
@@ -146,8 +145,8 @@ fn most_granules(like: &SimDevice, granule: u64) -> u64 {
 
 /// Finds the least capacity for a one-device trace on a device like `like`.
 ///
-/// The capacity is a multiple of the device's page, or of 256 bytes without pages; every result
-/// was replayed. `tried` is called before each replay. Returns `None` when `stop` was set.
+/// The capacity is a multiple of the device's page, or of its granularity without pages, in which
+/// slabs are taken; every result was replayed with that as the device's budget. `tried` is called before each replay. Returns `None` when `stop` was set.
 ///
 /// # Errors
 /// [`FitError`], when no capacity is enough or a replay fails.
@@ -157,7 +156,7 @@ pub fn fit(
     stop: &AtomicBool,
     mut tried: impl FnMut(u64),
 ) -> Result<Option<(u64, u32)>, FitError> {
-    let granule = like.page_bytes.unwrap_or(UNIT_BYTES);
+    let granule = like.page_bytes.unwrap_or(like.granularity_bytes);
     let peak_bytes = peak_live_bytes(trace);
     let most = most_granules(like, granule);
     let too_large = FitError::TooLarge {
@@ -204,10 +203,9 @@ fn replays_within(
     capacity_bytes: u64,
     stop: &AtomicBool,
 ) -> Result<Option<bool>, String> {
-    let granularity_bytes = like.page_bytes.unwrap_or(UNIT_BYTES);
     let device = SimDevice {
         capacity_bytes,
-        granularity_bytes,
+        granularity_bytes: like.page_bytes.unwrap_or(like.granularity_bytes),
         other_process_bytes: 0,
         ..like.clone()
     };
@@ -233,6 +231,8 @@ fn replays_within(
 
 #[cfg(test)]
 mod tests {
+    use ds4_engine::alloc::DeviceBudget;
+
     use super::*;
     use crate::trace::{ReadLimits, read_bytes};
 
@@ -273,6 +273,37 @@ mod tests {
     fn pages_of_which_a_device_has_too_few_for_the_peak_are_refused() {
         let error = fitted(&trace([64 << 30, 1]), Some(4096)).unwrap_err();
         assert!(matches!(error, FitError::TooLarge { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn what_fits_on_a_device_without_pages_is_whole_granules() {
+        for granularity_bytes in [256, 64 << 10, 2 << 20] {
+            let like = SimDevice {
+                page_bytes: None,
+                granularity_bytes,
+                ..SimDevice::new(1 << 30)
+            };
+            let trace = trace([5 << 20, 1000]);
+            let fitted = fit(&trace, &like, &AtomicBool::new(false), |_| ()).unwrap();
+            let (bytes, _) = fitted.unwrap();
+            assert_eq!(bytes % granularity_bytes, 0);
+            // As `ds4 replay --gpu-vram` has it: a budget on the device as it is.
+            let holds = |bytes: u64| {
+                let target = Target::simulated(SimConfig::new("t", vec![like.clone()])).unwrap();
+                let config = AllocatorConfig {
+                    budgets: vec![DeviceBudget {
+                        configured_bytes: Some(bytes),
+                        reserve_bytes: 0,
+                    }],
+                    ..AllocatorConfig::default()
+                };
+                let allocator = Allocator::new(target.backend().clone(), config).unwrap();
+                let run = replay(&allocator, &trace, &ReplayOptions::default(), || ());
+                run.unwrap().refusals == 0
+            };
+            assert!(holds(bytes));
+            assert!(!holds(bytes - granularity_bytes));
+        }
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use ds4_engine::alloc::placement::OrphanPolicy;
-use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, Observer};
+use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, InitError, Observer};
+use ds4_engine::backend::BackendError;
 use ds4_engine::backend::driver::{Driver, Vendor, bounce_is_forced};
 use ds4_engine::bytes::{GIB, format_bytes};
 use ds4_engine::device::{DeviceMask, Ordinal};
 use ds4_engine::selection::{Budget, Selection};
 use ds4_sim::{FaultPlan, MAX_CAPACITY_BYTES, SimConfig, SimDevice, Topology, read_file};
+use serde_json::{Value, json};
 
 use crate::cli::MachineArgs;
 use crate::exit::Exit;
@@ -152,7 +154,12 @@ impl Machine {
             observer,
             ..self.config.clone()
         };
-        Allocator::new(Arc::clone(target.backend()), config).map_err(Failure::failed)
+        Allocator::new(Arc::clone(target.backend()), config).map_err(|error| match error {
+            InitError::Backend(BackendError::DeviceLost { .. }) => Failure::failed(format!(
+                "{error}; leave the device out with --gpu-devices, or reset it"
+            )),
+            _ => Failure::failed(error),
+        })
     }
 
     /// The same machine with these budgets, whatever is free.
@@ -167,6 +174,20 @@ impl Machine {
     #[must_use]
     pub fn placement(&self) -> DeviceMask {
         self.selection.placement
+    }
+
+    /// What became of each planned fault on `target`; nothing without a plan.
+    #[must_use]
+    pub fn fault_values(&self, target: &Target) -> Vec<Value> {
+        let Some(instruments) = target.instruments().filter(|_| self.plan.is_some()) else {
+            return Vec::new();
+        };
+        let faults = instruments.fault_report().into_iter();
+        let values = faults.map(|fault| {
+            json!({ "entry": fault.entry, "kind": fault.kind.name(), "enabled": fault.enabled,
+                    "fired": fault.fired, "matched": fault.matched })
+        });
+        values.collect()
     }
 
     /// Says what became of each planned fault, so that a plan that did nothing is noticed.

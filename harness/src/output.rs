@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use ds4_engine::alloc::{Refusal, RefusalCause};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
@@ -59,6 +60,7 @@ pub struct Console {
     /// The chosen format.
     pub format: Format,
     stop: Arc<AtomicBool>,
+    signal: Arc<AtomicUsize>,
 }
 
 impl Console {
@@ -66,15 +68,42 @@ impl Console {
     /// the process, and what the parent ignores stays ignored.
     #[must_use]
     pub fn new(format: Format) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let watched = signals::watch(&stop);
-        let console = Self { format, stop };
+        let console = Self::unwatched(format);
+        let watched = signals::watch(&console.stop);
+        console.told(watched)
+    }
+
+    /// As [`Console::new`] for a command that runs another program: no signal ends the process, and
+    /// [`Console::take_signal`] has the one to pass on.
+    #[must_use]
+    pub fn of_parent(format: Format) -> Self {
+        let console = Self::unwatched(format);
+        let watched = signals::watch_for_child(&console.stop, &console.signal);
+        console.told(watched)
+    }
+
+    fn unwatched(format: Format) -> Self {
+        Self {
+            format,
+            stop: Arc::default(),
+            signal: Arc::default(),
+        }
+    }
+
+    fn told(self, watched: io::Result<()>) -> Self {
         if let Err(error) = watched {
-            console.remark(&format!(
+            self.remark(&format!(
                 "Ctrl-C will end the run without a result ({error})"
             ));
         }
-        console
+        self
+    }
+
+    /// The last signal since this was asked, once, in a command that runs another program.
+    #[must_use]
+    pub fn take_signal(&self) -> Option<i32> {
+        let number = self.signal.swap(0, Ordering::Relaxed);
+        i32::try_from(number).ok().filter(|number| *number != 0)
     }
 
     /// Set once the user wants the command to end.
@@ -125,6 +154,32 @@ fn object(command: &str, exit: Exit, value: Value) -> String {
         whole.extend(parts);
     }
     format!("{}\n", printable_json(&format!("{whole:#}")))
+}
+
+/// A refusal as data beside its sentence: what was asked for, and what each device tried had.
+#[must_use]
+pub fn refusal_value(refusal: &Refusal) -> Value {
+    let devices = match &refusal.cause {
+        RefusalCause::Orphaned { .. } | RefusalCause::Excluded { .. } => Vec::new(),
+        RefusalCause::Tried(candidates) => candidates
+            .iter()
+            .map(|tried| {
+                json!({ "device": tried.device.index(), "used_bytes": tried.used_bytes,
+                        "budget_bytes": tried.budget_bytes, "reason": tried.reason.label() })
+            })
+            .collect(),
+    };
+    json!({ "message": refusal.to_string(), "bytes": refusal.bytes, "mask": refusal.mask.0,
+            "devices": devices })
+}
+
+/// `value` with one more field, if it is an object.
+#[must_use]
+pub fn with_field(mut value: Value, name: &str, field: impl Into<Value>) -> Value {
+    if let Some(fields) = value.as_object_mut() {
+        fields.insert(name.to_owned(), field.into());
+    }
+    value
 }
 
 /// Says something on standard error.

@@ -35,6 +35,8 @@ impl ReplayOptions<'_> {
 pub struct Replay {
     /// Allocations and frees that were carried out or refused.
     pub ops: u64,
+    /// Events of the trace that were done.
+    pub events: u64,
     /// Requests that were refused.
     pub refusals: u64,
     /// Refused requests by reason; a request counts under each reason of its candidates once.
@@ -123,6 +125,7 @@ pub fn replay(
             }
             TraceAction::Free { stream, .. } => run.free(event.id, StreamId(stream))?,
         }
+        run.replay.events += 1;
         after();
     }
     let report = allocator.report();
@@ -192,6 +195,7 @@ impl<'a> Run<'a> {
     fn new(allocator: &'a Allocator, trace: &Trace) -> Self {
         let replay = Replay {
             ops: 0,
+            events: 0,
             refusals: 0,
             refusals_by_reason: BTreeMap::new(),
             first_refusal: None,

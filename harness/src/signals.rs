@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 #[cfg(unix)]
 use signal_hook::consts::SIGHUP;
@@ -19,6 +19,17 @@ pub(crate) fn watch(stop: &Arc<AtomicBool>) -> io::Result<()> {
     for signal in wanted() {
         let code = i32::from(Exit::Interrupted.code());
         flag::register_conditional_shutdown(signal, code, Arc::clone(stop))?;
+        flag::register(signal, Arc::clone(stop))?;
+    }
+    Ok(())
+}
+
+/// Lets each of the signals set `stop` and leave its number in `last`, and none end the process:
+/// a child is still to be told.
+pub(crate) fn watch_for_child(stop: &Arc<AtomicBool>, last: &Arc<AtomicUsize>) -> io::Result<()> {
+    for signal in wanted() {
+        let number = usize::try_from(signal).unwrap_or(0);
+        flag::register_usize(signal, Arc::clone(last), number)?;
         flag::register(signal, Arc::clone(stop))?;
     }
     Ok(())

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use ds4_engine::backend::Backend;
 use ds4_engine::backend::driver::{Driver, DriverBackend, OpenError, Vendor};
 use ds4_engine::bytes::MIB;
-use ds4_engine::device::{DeviceMask, Ordinal};
+use ds4_engine::device::{DeviceInfo, DeviceMask, Ordinal};
 use ds4_sim::{DeviceView, InputError, Instrumented, Instruments, SimBackend, SimConfig};
+
+/// What the names of devices begin with behind a driver library that simulates them.
+const SIMULATED: &str = "Simulated ";
 
 /// A backend by the name that users give it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,6 +243,14 @@ impl Target {
             real: self.real.clone(),
             source: Source::Lasting(Arc::clone(inner), views),
         }
+    }
+
+    /// Whether its devices are simulated: by the simulator, or by a driver library in place of the
+    /// real one, which marks the names of its devices.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        let marked = |device: &DeviceInfo| device.name.starts_with(SIMULATED);
+        self.sim().is_some() || self.backend.devices().iter().any(marked)
     }
 
     /// What answers, for the first line of every output.

@@ -157,6 +157,15 @@ fn a_fault_plan_refuses_what_it_names_and_the_replay_goes_on() {
     let (code, value) = json(&arguments);
     assert_eq!((code, &value["verdict"]), (1, &"refused".into()));
     assert!(value["refusals_by_reason"]["injected"].as_u64().unwrap() > 0);
+    let fault = &value["faults"][0];
+    assert_eq!(
+        (&fault["entry"], &fault["kind"]),
+        (&0.into(), &"oom".into())
+    );
+    assert_eq!(fault["fired"], 2);
+    let first = &value["first_refusal"];
+    assert!(first["bytes"].as_u64().unwrap() > 0, "{first}");
+    assert_eq!(first["devices"][0]["reason"], "injected");
     assert!(value["totals"]["ops"].as_u64().unwrap() > 17_000);
 }
 
@@ -192,6 +201,87 @@ fn fit_finds_close_to_the_peak_on_real_traces() {
     assert_eq!(devices.len(), 2);
     for device in devices {
         assert!(device["ratio"].as_f64().unwrap() <= 1.02, "{device}");
+    }
+}
+
+#[test]
+fn what_fit_prints_replays_on_machines_with_and_without_pages() {
+    let name = trace("two_gpu_pipeline.jsonl.gz");
+    for machine in ["4x24g-bare", "8x24g-mixed"] {
+        let (code, value) = json(&["fit", &name, "--topology", machine]);
+        assert_eq!(code, 0);
+        let bytes = |device: usize| value["devices"][device]["min_capacity_bytes"].to_string();
+        let budgets = format!("{}B,{}B", bytes(0), bytes(1));
+        let machine = ["--topology", machine, "--gpu-devices", "0,1"];
+        let again = ["replay", &name, "--gpu-vram", &budgets];
+        let (code, value) = json(&[&again[..], &machine].concat());
+        assert_eq!((code, &value["verdict"]), (0, &"ok".into()), "{budgets}");
+    }
+}
+
+#[test]
+fn decoding_a_large_model_takes_little_memory_of_the_host() {
+    // Two gibibytes are copied through the host, and as many between the devices.
+    let words = "decode --tensor-size 512M --steps 1 --layers 8";
+    let script = format!("ulimit -v 1500000; exec \"$0\" {words}");
+    let shell = Command::new("sh")
+        .args(["-c", &script])
+        .arg(ds4().get_program())
+        .output()
+        .unwrap();
+    let said = text(&shell.stdout) + &text(&shell.stderr);
+    assert_eq!(shell.status.code(), Some(0), "{said}");
+    assert!(said.contains("by host bounce"), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_place_that_cannot_be_written_is_a_usage_error_before_the_work() {
+    let name = trace("two_gpu_pipeline.jsonl.gz");
+    for arguments in [
+        ["replay", &name, "--record", "/proc/ds4/out"],
+        ["devices", "--save", "/proc/ds4.toml", "--format=text"],
+    ] {
+        let output = run(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_failure_before_any_check_is_a_junit_error() {
+    for command in ["check", "validate"] {
+        let output = run(&[command, "--topology", "no-such", "--format", "junit"]);
+        assert_eq!(output.status.code(), Some(2));
+        let xml = text(&output.stdout);
+        assert!(
+            xml.contains("errors=\"1\"") && xml.contains("no-such"),
+            "{xml}"
+        );
+    }
+}
+
+#[test]
+fn numbers_that_are_none_are_explained_in_words() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["train", "--tensor-size", "-1"], "'-1' is not a size"),
+        (&["--tensor-size", "-64M", "train"], "'-64M' is not a size"),
+        (&["check", "--seed", "x"], "write a whole number from 0"),
+        (&["check", "--cases", "0"], "write a whole number from 1"),
+        (
+            &["train", "--steps", "-3"],
+            "write a whole number from 1 to 100000",
+        ),
+        (
+            &["devices", "--gpu-devices", "-1"],
+            "'-1' is not a device number",
+        ),
+    ];
+    for (arguments, expected) in cases {
+        let output = run(arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(expected), "{said}");
     }
 }
 

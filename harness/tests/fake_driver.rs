@@ -84,6 +84,17 @@ fn what_is_wrong_is_said_before_the_program_runs() {
     assert_eq!(refusal(&["--gpu-vram", "24"]).0, 2);
     assert_eq!(refusal(&["--format", "json"]).0, 2);
     assert_eq!(run(&["fake-cuda", "--gpus", "1G"]).status.code(), Some(2));
+    assert_eq!(refusal(&["--log", "/no/such/folder/log"]).0, 2);
+    for version in ["0", "7", "60241134"] {
+        let (code, said) = refusal(&["--driver-version", version]);
+        assert_eq!((code, said.contains("12040")), (2, true), "{said}");
+    }
+    for gpus in ["0", "auto", "1G,", "1G,0M"] {
+        let (code, said) = refusal(&["--gpus", gpus]);
+        assert_eq!((code, said.contains("24G,24G")), (2, true), "{said}");
+    }
+    let hip = run(&["fake-hip", "--driver-version", "12040", "--", "true"]);
+    assert!(text(&hip.stderr).contains("60241134"));
     let absent = run(&["fake-cuda", "--gpus", "1G", "--", "no-such-program"]);
     assert_eq!(absent.status.code(), Some(127));
 }
@@ -111,6 +122,74 @@ fn a_program_that_outlives_the_command_is_ended_with_it() {
         .unwrap();
     assert!(sent.success());
     assert_eq!(child.wait().unwrap().code(), Some(137));
+}
+
+#[test]
+fn signals_reach_the_program_and_its_code_comes_back() {
+    for (signal, script, code) in [
+        (
+            "TERM",
+            "trap 'exit 9' TERM; echo on; while :; do sleep 0.01; done",
+            9,
+        ),
+        (
+            "HUP",
+            "trap 'exit 8' HUP; echo on; while :; do sleep 0.01; done",
+            8,
+        ),
+        (
+            "INT",
+            "trap 'exit 7' INT; echo on; while :; do sleep 0.01; done",
+            7,
+        ),
+        ("TERM", "echo on; exec sleep 60", 128 + 15),
+        ("HUP", "echo on; exec sleep 60", 128 + 1),
+    ] {
+        let mut command = Command::new(ds4());
+        command.args(["fake-cuda", "--gpus", "1G", "--", "sh", "-c", script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        let mut printed = BufReader::new(child.stdout.take().unwrap());
+        printed.read_line(&mut line).unwrap();
+        let sent = Command::new("kill")
+            .args([&format!("-{signal}"), &child.id().to_string()])
+            .status()
+            .unwrap();
+        assert!(sent.success());
+        assert_eq!(
+            child.wait().unwrap().code(),
+            Some(code),
+            "{signal} {script}"
+        );
+    }
+}
+
+#[test]
+fn validate_takes_little_of_devices_behind_a_simulated_driver_and_says_so() {
+    for (fake, backend) in [("fake-cuda", "cuda"), ("fake-hip", "hip")] {
+        let ds4 = ds4().display().to_string();
+        let output = Command::new("sh")
+            .args(["-c", "ulimit -v 8000000; exec \"$@\"", "sh"])
+            .args([&ds4, fake, "--gpus", "24G,24G", "--"])
+            .args([&ds4, "validate", "--backend", backend, "--level", "1"])
+            .args([
+                "--format",
+                "json",
+                "--only",
+                "memory-random,allocation-ladder,identity",
+            ])
+            .output()
+            .unwrap();
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let results = value["results"].as_array().unwrap();
+        assert!(results.len() >= 6);
+        for result in results {
+            assert_eq!(result["simulated"], true, "{result}");
+        }
+    }
 }
 
 /// Our own command through a library.

@@ -166,6 +166,14 @@ fn expectations_of_a_file_decide() {
 }
 
 #[test]
+fn a_level_one_that_tests_no_memory_is_no_pass() {
+    let output = run(&["--level", "1", "--max-bytes", "1K"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("no memory was tested"), "{said}");
+}
+
+#[test]
 fn the_deadline_ends_the_process_with_what_was_found() {
     let (code, value) = json(&[
         "--level",
@@ -232,8 +240,13 @@ fn an_interrupted_run_prints_what_it_has() {
 #[test]
 fn what_is_not_there_or_not_meant_is_refused_with_its_code() {
     let (_folder, nonsense) = file("e.toml", "expect = 3");
-    let cases: [(&[&str], i32); 6] = [
+    let cases: [(&[&str], i32); 10] = [
         (&["--level", "3"], 2),
+        // Of a higher level than the one asked for.
+        (&["--only", "peer-copy"], 2),
+        (&["--for", "5"], 2),
+        (&["--level", "1", "--for", "5"], 2),
+        (&["--gpu-devices", "9"], 2),
         (&["--only", "everything"], 2),
         (&["--expect", "/nowhere/e.toml"], 2),
         (&["--expect", &nonsense], 2),

@@ -6,14 +6,14 @@ use serde::Deserialize;
 
 use crate::call::{Call, CallSet};
 use crate::fault::{Fault, FaultKind, FaultPlan};
-use crate::input::{InputError, line_and_column, one_line};
+use crate::input::{InputError, in_words, line_and_column, one_line};
 
 const FORM: &str = "see sim/FAULTS.md for the form";
 const MAX_FAULTS: usize = 4096;
 const MAX_DELAY_NS: u64 = 1_000_000_000_000_000;
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with a list named faults")]
 struct RawPlan {
     #[serde(default)]
     seed: u64,
@@ -23,7 +23,7 @@ struct RawPlan {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a fault: an object with at and kind")]
 struct RawFault {
     at: String,
     kind: String,
@@ -40,7 +40,10 @@ struct RawFault {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a condition: an object with min_bytes or mask"
+)]
 struct RawCondition {
     #[serde(default)]
     min_bytes: u64,
@@ -117,7 +120,7 @@ pub(crate) fn parse(json: &[u8], file: &str) -> Result<FaultPlan, InputError> {
         let message = one_line(&error.to_string());
         // serde_json appends the place, which stands in front already.
         let message = message.split(" at line ").next().unwrap_or_default();
-        InputError::new(file, place, message, FORM)
+        InputError::new(file, place, in_words(message), FORM)
     })?;
     if raw.faults.len() > MAX_FAULTS {
         return Err(InputError::new(

@@ -98,7 +98,14 @@ fn each_bad_plan_is_refused_in_a_sentence_with_place_and_remedy() {
             String::new(),
             "plan.json:1:0: EOF while parsing a value; see sim/FAULTS.md",
         ),
-        ("[]".to_owned(), "plan.json:1:2: "),
+        (
+            "[]".to_owned(),
+            "plan.json:1:2: invalid length 0, expected an object with a list named faults",
+        ),
+        (
+            r#"{"faults":7}"#.to_owned(),
+            "plan.json:1:11: invalid type: integer `7`, expected a list in brackets",
+        ),
         ("{}".to_owned(), "plan.json:1:2: missing field `faults`"),
         (
             r#"{"faults":[],"sead":1}"#.to_owned(),

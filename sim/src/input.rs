@@ -101,6 +101,23 @@ pub(crate) fn one_line(message: &str) -> String {
     words.join(" ")
 }
 
+/// A parser's message with what is expected as users know it.
+pub(crate) fn in_words(message: &str) -> String {
+    [
+        ("expected u64", "expected a whole number from 0"),
+        ("expected f64", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected a string", "expected a text in quotes"),
+        ("expected a sequence", "expected a list in brackets"),
+        ("invalid type: map", "invalid type: an object"),
+        ("invalid type: sequence", "invalid type: a list"),
+    ]
+    .iter()
+    .fold(message.to_owned(), |text, (jargon, words)| {
+        text.replace(jargon, words)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

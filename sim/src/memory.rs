@@ -111,9 +111,15 @@ impl SparseBytes {
         while !rest.is_empty() {
             let (frame, start, room) = split(at);
             let (now, later) = rest.split_at(room.min(rest.len()));
-            let target = self.materialise(frame);
-            if let Some(target) = target.get_mut(start..start + now.len()) {
-                target.copy_from_slice(now);
+            match constant(now) {
+                // Copies through the host bring the constants of other memory.
+                Some(value) => self.fill(at, now.len() as u64, value)?,
+                None => {
+                    let target = self.materialise(frame);
+                    if let Some(target) = target.get_mut(start..start + now.len()) {
+                        target.copy_from_slice(now);
+                    }
+                }
             }
             at += now.len() as u64;
             rest = later;
@@ -239,6 +245,14 @@ impl SparseBytes {
     }
 }
 
+/// The one value of all these bytes, if there is one.
+fn constant(data: &[u8]) -> Option<u8> {
+    let (first, rest) = data.split_first()?;
+    // The ends first: data that varies mostly varies there.
+    (rest.last().is_none_or(|last| last == first) && rest.iter().all(|byte| byte == first))
+        .then_some(*first)
+}
+
 /// The frame of an offset, the place in it, and the bytes from there to the frame's end.
 fn split(offset: u64) -> (u64, usize, usize) {
     #[expect(
@@ -285,6 +299,19 @@ mod tests {
     }
 
     #[test]
+    fn constants_that_are_written_take_no_memory_of_the_host() {
+        let mut memory = SparseBytes::new(100 * FRAME_BYTES);
+        memory.write(5, &[POISON; 3 * FRAME_LEN]).unwrap();
+        assert_eq!(memory.resident_bytes(), 0);
+        memory.write(0, &[7; 10 * FRAME_LEN]).unwrap();
+        assert_eq!(memory.resident_bytes(), 0);
+        memory.write(FRAME_BYTES + 1, &[8; 2]).unwrap();
+        assert_eq!(memory.resident_bytes(), FRAME_BYTES);
+        memory.write(FRAME_BYTES, &[7; FRAME_LEN]).unwrap();
+        assert_eq!(memory.resident_bytes(), 0);
+    }
+
+    #[test]
     fn ranges_outside_are_refused_even_when_they_wrap() {
         let mut memory = SparseBytes::new(10);
         assert_eq!(memory.fill(u64::MAX, 2, 0), Err(OutOfBounds));
@@ -303,6 +330,8 @@ mod tests {
         let data = proptest::collection::vec(any::<u8>(), 0..300);
         prop_oneof![
             (0..bytes, data).prop_map(|(at, data)| Step::Write(at, data)),
+            (0..bytes, 0..10_000_usize, 0_u8..3)
+                .prop_map(|(at, n, value)| Step::Write(at, vec![value; n])),
             (0..bytes, 0..bytes, 0_u8..3).prop_map(|(at, n, value)| Step::Fill(at, n, value)),
             (0_u64..7, 0_u64..4, 0_u8..3).prop_map(|(at, n, value)| Step::Fill(
                 at * FRAME_BYTES,

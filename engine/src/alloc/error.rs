@@ -251,23 +251,30 @@ impl fmt::Display for Refusal {
                 for (position, candidate) in candidates.iter().enumerate() {
                     write!(f, "{}{candidate}", if position == 0 { "" } else { "; " })?;
                 }
-                f.write_str(remedy(self.mask, candidates))
+                f.write_str(remedy(self.bytes, self.mask, candidates))
             }
         }
     }
 }
 
 /// What the caller can do, by the reasons and by whether the hint could be wider.
-fn remedy(mask: DeviceMask, candidates: &[CandidateRefusal]) -> &'static str {
-    let memory = candidates
+fn remedy(bytes: u64, mask: DeviceMask, candidates: &[CandidateRefusal]) -> &'static str {
+    let full = candidates
         .iter()
-        .any(|candidate| candidate.reason.is_memory());
+        .filter(|candidate| candidate.reason.is_memory());
     let wider = mask != DeviceMask::EMPTY && mask != DeviceMask::ALL;
-    match (memory, wider) {
-        (true, true) => "; free memory there or allow another device",
-        (true, false) => "; free memory there",
-        (false, true) => "; allow another device",
-        (false, false) => "",
+    match (full.clone().next(), wider) {
+        (Some(_), wider) if full.clone().all(|one| bytes > one.budget_bytes) => {
+            if wider {
+                "; that is more than the whole budget there: ask for less or allow a larger device"
+            } else {
+                "; that is more than the whole budget of any device: ask for less"
+            }
+        }
+        (Some(_), true) => "; free memory there or allow another device",
+        (Some(_), false) => "; free memory there",
+        (None, true) => "; allow another device",
+        (None, false) => "",
     }
 }
 
@@ -435,5 +442,32 @@ impl std::error::Error for InitError {}
 impl From<BackendError> for InitError {
     fn from(error: BackendError) -> Self {
         Self::Backend(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_device_could_ever_hold_is_not_a_matter_of_freeing() {
+        let refused = |bytes, mask| {
+            let candidate = |index, budget_bytes| CandidateRefusal {
+                device: DeviceId::new(index).unwrap(),
+                used_bytes: 1 << 10,
+                budget_bytes,
+                reason: RefusalReason::Budget,
+            };
+            let cause = RefusalCause::Tried(
+                [candidate(0, 1 << 20), candidate(1, 1 << 21)]
+                    .into_iter()
+                    .collect(),
+            );
+            Refusal { bytes, mask, cause }.to_string()
+        };
+        for mask in [DeviceMask::ALL, DeviceMask(3)] {
+            assert!(refused((1 << 21) + 1, mask).contains("more than the whole budget"));
+            assert!(refused(1 << 21, mask).contains("free memory there"));
+        }
     }
 }

@@ -20,6 +20,15 @@ const POOL_ALLOCATIONS: usize = 100_000;
 /// The size of the workload of one size, in bytes.
 const ONE_SIZE_BYTES: u64 = 1 << 20;
 
+/// What is run, in this order.
+const BENCHES: [&str; 4] = ["random, few", "random", "1 MiB, few", "1 MiB"];
+
+/// How many benches [`measure_device`] runs.
+#[must_use]
+pub fn device_benches(options: &Options) -> usize {
+    BENCHES.iter().filter(|bench| options.wants(bench)).count()
+}
+
 /// Measures the allocator on the first device of `backend`, beside direct allocation and the
 /// driver's stream-ordered pool.
 ///
@@ -38,32 +47,21 @@ pub fn measure_device(
     let part = if options.quick { 10 } else { 1 };
     let direct = DIRECT_ALLOCATIONS / part;
     let pooled = POOL_ALLOCATIONS / part;
-    let named = |name: &str, workload: Workload| Workload {
-        name: name.to_owned(),
-        ..workload
-    };
     let plans = [
-        (
-            named("random, few", rmm_random(1, direct)),
-            direct_peer(backend),
-        ),
-        (named("random", rmm_random(1, pooled)), pool_peer(backend)),
-        (
-            named("1 MiB, few", one_size(ONE_SIZE_BYTES, direct)),
-            direct_peer(backend),
-        ),
-        (
-            named("1 MiB", one_size(ONE_SIZE_BYTES, pooled)),
-            pool_peer(backend),
-        ),
+        (rmm_random(1, direct), direct_peer(backend)),
+        (rmm_random(1, pooled), pool_peer(backend)),
+        (one_size(ONE_SIZE_BYTES, direct), direct_peer(backend)),
+        (one_size(ONE_SIZE_BYTES, pooled), pool_peer(backend)),
     ];
     let mut measured = Measured::default();
-    for (workload, peer) in plans {
-        let wanted = options.filter.as_ref();
-        if wanted.is_some_and(|part| !workload.name.contains(part)) {
+    for (bench, (workload, peer)) in BENCHES.into_iter().zip(plans) {
+        if !options.wants(bench) {
             continue;
         }
-        let workload = Arc::new(workload);
+        let workload = Arc::new(Workload {
+            name: bench.to_owned(),
+            ..workload
+        });
         for subject in subjects(backend) {
             let plan = Plan {
                 bench: workload.name.clone(),

@@ -25,7 +25,7 @@ use serde::Serialize;
 
 pub use capacity::least_capacity;
 pub use counts::{Counted, Counts, MASKS, count_all, counted_names, open_counted};
-pub use device::measure_device;
+pub use device::{device_benches, measure_device};
 pub use measure::{Comparison, MIN_ROUNDS, Spec, Times, compare, quantile, roomy, time};
 use measure::{compare_until, time_until};
 use peers::Contender;
@@ -104,6 +104,20 @@ pub struct Measured {
     pub incomplete: bool,
 }
 
+impl Options {
+    fn wants(&self, bench: &str) -> bool {
+        self.filter.as_ref().is_none_or(|part| bench.contains(part))
+    }
+}
+
+/// How many benches [`measure`] runs.
+#[must_use]
+pub fn benches(options: &Options) -> usize {
+    let groups = plan::groups(options);
+    let names = groups.iter().flat_map(|group| &group.benches);
+    names.filter(|bench| options.wants(bench)).count()
+}
+
 /// Measures every bench of the allocator, with this crate's peers and `more` of them.
 ///
 /// `each` is told of every row when it is there. A set `stop` ends the measurement before the
@@ -122,12 +136,7 @@ pub fn measure(
         .chain(more)
         .map(Arc::new)
         .collect();
-    let wanted = |bench: &str| {
-        options
-            .filter
-            .as_ref()
-            .is_none_or(|part| bench.contains(part))
-    };
+    let wanted = |bench: &str| options.wants(bench);
     let mut measured = Measured::default();
     let groups = plan::groups(options);
     let asked_for = groups

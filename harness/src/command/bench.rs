@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::bench::{Measured, Options, Row, measure, measure_device};
+use crate::bench::{Measured, Options, Row, benches, device_benches, measure, measure_device};
 use crate::cli::{BenchArgs, MachineArgs};
 use crate::exit::Exit;
 use crate::machine::{Flag, Machine, refuse_flags, roomy};
@@ -26,7 +26,9 @@ pub(super) fn alloc(
     if real.is_none() {
         refuse_flags(machine, &[Flag::Devices], "bench on simulated devices")?;
     }
-    let bar = console.progress(0, "measuring");
+    let count = real.map_or_else(|| benches(&options), |_| device_benches(&options));
+    let bar = console.progress(count as u64, "measuring");
+    let mut last = None;
     let mut text = match real {
         Some(_) => format!(
             "{}; host time alone, least ns per operation of a round; a pair is two operations\n\n",
@@ -37,7 +39,10 @@ pub(super) fn alloc(
         ),
     };
     let each = |row: &Row| {
-        bar.inc(1);
+        // A bench has several rows.
+        if last.replace(row.bench.clone()) != Some(row.bench.clone()) {
+            bar.inc(1);
+        }
         text.push_str(&format!("{row}\n"));
     };
     let measured = match real {

@@ -13,7 +13,7 @@ use crate::output::{Console, Failure, Outcome, counted, wrapped};
 use crate::suite::junit::to_xml;
 use crate::suite::script::Script;
 use crate::suite::{
-    CheckOptions, CheckResult, CheckRun, Replayed, Suite, Verdict, check_names, replay, run,
+    CheckOptions, CheckResult, CheckRun, Replayed, Suite, Verdict, check_names, count, replay, run,
 };
 use crate::target::BackendKind;
 
@@ -43,7 +43,7 @@ pub(super) fn check(
     }
     let options = options(args, machine.topology.clone())?;
     let machine = Machine::resolve(machine, MIXED)?;
-    let bar = console.progress(0, "checking");
+    let bar = console.progress(count(&options) as u64, "checking");
     let done = run(&machine.target, &options, console.stop(), &mut |_| {
         bar.inc(1);
     });
@@ -147,9 +147,12 @@ fn render(origin: &str, options: &CheckOptions, run: &CheckRun) -> String {
     text.push_str(&format!(
         "\n{}{} passed, {} failed, {} skipped, {} not run\nstate {}\n",
         if run.incomplete {
-            "incomplete: interrupted; "
+            format!(
+                "incomplete: interrupted with {} to go; ",
+                counted(run.not_run as u64, "check")
+            )
         } else {
-            ""
+            String::new()
         },
         totals.pass,
         totals.fail,

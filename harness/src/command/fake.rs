@@ -3,15 +3,19 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, absolute};
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use ds4_embedded::Interface;
-use ds4_engine::bytes::format_bytes;
+use ds4_engine::bytes::{format_bytes, parse_size};
 use ds4_sim::Topology;
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT};
 
 use crate::cli::{FakeArgs, Format, MachineArgs};
 use crate::exit::Exit;
@@ -48,6 +52,7 @@ pub(super) fn run(
     if args.gpus.is_some() && machine.topology.is_some() {
         return Err(Failure::usage("give --gpus or --topology, not both"));
     }
+    check_settings(args, interface)?;
     check(machine, args, interface, console)?;
     let Some((program, words)) = args.command.split_first() else {
         return Err(Failure::usage(format!("{name}: give a program after --")));
@@ -82,6 +87,53 @@ const fn name(interface: Interface) -> &'static str {
     }
 }
 
+/// The least and the most that a driver of the kind has given as its version, and an example.
+const fn versions(interface: Interface) -> (RangeInclusive<u32>, &'static str) {
+    match interface {
+        Interface::Cuda => (9000..=99_999, "12040 for CUDA 12.4"),
+        Interface::Hip => (40_000_000..=999_999_999, "60241134 for HIP 6.2.41134"),
+    }
+}
+
+/// Refuses what the library could not use, which nobody would hear of once the program runs.
+fn check_settings(args: &FakeArgs, interface: Interface) -> Result<(), Failure> {
+    let (range, example) = versions(interface);
+    if let Some(version) = args
+        .driver_version
+        .filter(|version| !range.contains(version))
+    {
+        return Err(Failure::usage(format!(
+            "--driver-version: {version} is no version of such a driver; write a number from {} to \
+             {}, such as {example}",
+            range.start(),
+            range.end()
+        )));
+    }
+    let sizes = args.gpus.iter().flat_map(|gpus| gpus.split(','));
+    for (place, piece) in sizes.map(str::trim).enumerate() {
+        let problem = match piece {
+            "auto" => "is no size",
+            "" => "is empty",
+            _ if parse_size(piece) == Ok(0) => "is zero",
+            _ => continue,
+        };
+        return Err(Failure::usage(format!(
+            "--gpus: entry {} {problem}; write the memory of each GPU, for example 24G,24G",
+            place + 1
+        )));
+    }
+    if let Some(log) = &args.log {
+        let opened = File::options().create(true).append(true).open(log);
+        opened.map_err(|error| {
+            Failure::usage(format!(
+                "--log {}: the file cannot be written ({error}); name another one",
+                log.display()
+            ))
+        })?;
+    }
+    Ok(())
+}
+
 /// Opens the machine here first, so that what is wrong with it is said before the program runs, and
 /// says what the program will see.
 fn check(
@@ -97,7 +149,10 @@ fn check(
     };
     // Only --gpus was typed, and is read as --gpu-vram is.
     let opened = Machine::resolve(&flags, OTHERWISE).map_err(|failure| Failure {
-        message: failure.message.replace("--gpu-vram", "--gpus"),
+        message: failure
+            .message
+            .replace("--gpu-vram", "--gpus")
+            .replace(", or auto alone (lower case) for what is free", ""),
         ..failure
     })?;
     let devices = opened.target.backend().devices();
@@ -163,8 +218,8 @@ fn library_path(folder: &Path) -> OsString {
     path
 }
 
-/// Waits for the program. Ctrl-C reaches it too; one that goes on although the user wants an end, as
-/// after a signal to this command alone, is killed once it had time to end by itself.
+/// Waits for the program and passes signals on to it. One that goes on although the user wants an
+/// end is killed once it had time to end by itself.
 fn wait(mut child: Child, console: &Console) -> io::Result<ExitStatus> {
     const PAUSE: Duration = Duration::from_millis(10);
     const PAUSES_TO_END: u32 = 200;
@@ -172,6 +227,9 @@ fn wait(mut child: Child, console: &Console) -> io::Result<ExitStatus> {
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
+        }
+        if let Some(signal) = console.take_signal() {
+            pass_on(signal, &child)?;
         }
         if console.stopped() {
             pauses += 1;
@@ -185,6 +243,24 @@ fn wait(mut child: Child, console: &Console) -> io::Result<ExitStatus> {
         )]
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Sends a signal to the program, unless the terminal has: Ctrl-C goes to all in its foreground.
+fn pass_on(signal: i32, child: &Child) -> io::Result<()> {
+    let foreground = rustix::termios::tcgetpgrp(io::stdin()).ok();
+    if signal == SIGINT && foreground == Some(rustix::process::getpgrp()) {
+        return Ok(());
+    }
+    let signal = match signal {
+        SIGINT => Signal::INT,
+        SIGHUP => Signal::HUP,
+        _ => Signal::TERM,
+    };
+    // It was not waited for yet, so that its number is no other process's.
+    Ok(rustix::process::kill_process(
+        Pid::from_child(child),
+        signal,
+    )?)
 }
 
 /// As shells have it: 128 and the signal for a program that one ended.

@@ -22,6 +22,7 @@ use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
 use crate::output::{Console, Failure, Outcome, failure_object, print, remark};
 use crate::printable::printable_lines;
+use crate::suite::junit::failure_to_xml;
 use crate::workload::Phase;
 
 /// What a newcomer sees who types the command's name alone.
@@ -43,12 +44,20 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
     };
-    let console = Console::new(cli.format);
+    let console = match &cli.command {
+        Some(Command::FakeCuda(_) | Command::FakeHip(_)) => Console::of_parent(cli.format),
+        Some(_) | None => Console::new(cli.format),
+    };
     let name = cli.command.as_ref().map_or("ds4", name);
     let outcome = run(&cli, &console).unwrap_or_else(|failure| {
         console.remark(&failure.message);
         let text = match cli.format {
             Format::Json => failure_object(name, &failure),
+            Format::Junit if makes_checks(&cli) => {
+                let message = printable_lines(&failure.message);
+                // Without the document there is still the sentence on standard error.
+                failure_to_xml(name, &message).unwrap_or_default()
+            }
             Format::Text | Format::Junit => String::new(),
         };
         Outcome {
@@ -95,12 +104,16 @@ fn ended(exit: Exit, written: io::Result<()>) -> ExitCode {
     }
 }
 
+fn makes_checks(cli: &Cli) -> bool {
+    matches!(cli.command, Some(Command::Check(_) | Command::Validate(_)))
+}
+
 fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
     let Some(command) = &cli.command else {
         let help = serde_json::json!({ "help": WELCOME });
         return Ok(console.outcome(Exit::Ok, "ds4", WELCOME.to_owned(), help));
     };
-    if cli.format == Format::Junit && !matches!(command, Command::Check(_) | Command::Validate(_)) {
+    if cli.format == Format::Junit && !makes_checks(cli) {
         return Err(Failure::usage(format!(
             "--format junit is for check and validate; use text or json with {}",
             name(command)

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ds4_engine::alloc::{Observer, Recorder};
 use ds4_engine::bytes::format_bytes;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::{MachineArgs, ReplayArgs};
 use crate::exit::Exit;
 use crate::files::Staged;
 use crate::machine::{Machine, roomy};
-use crate::output::{Console, Failure, Outcome, counted, table};
+use crate::output::{Console, Failure, Outcome, counted, refusal_value, table, with_field};
 use crate::printable::printable;
 use crate::record::recorded_run;
 use crate::replay::{Replay, ReplayError, ReplayOptions, replay};
@@ -39,9 +39,16 @@ pub(super) fn run(
     if let (Some(directory), Some(recording)) = (&args.record, &measured.recording) {
         write_recording(recording, directory)?;
         console.remark(&format!("recorded in {}", directory.display()));
+        if measured.run.incomplete {
+            console.remark(&format!(
+                "the recording is cut short: it has what was done in {} of {}",
+                measured.run.events,
+                counted(trace.events.len() as u64, "event")
+            ));
+        }
     }
     let run = &measured.run;
-    let exit = match (run.incomplete, run.refusals) {
+    let exit = match (measured.incomplete, run.refusals) {
         (true, _) => Exit::Interrupted,
         (false, 0) => Exit::Ok,
         (false, _) => Exit::CheckFailed,
@@ -75,13 +82,20 @@ pub(super) fn read(path: &Path, console: &Console) -> Result<Trace, Failure> {
     Ok(trace)
 }
 
+/// After how many events the progress bar moves.
+const BAR_STEP: u64 = 1 << 12;
+
 struct Measured {
     run: Replay,
     recording: Option<RecordedRun>,
-    /// Nanoseconds per operation: mean without a clock inside, then p50 and p99 with one.
-    mean_ns: f64,
-    p50_ns: u64,
-    p99_ns: u64,
+    /// Nanoseconds per operation without a clock inside, if any was done.
+    mean_ns: Option<f64>,
+    /// The median and the 99th percentile with a clock inside, if every operation was timed.
+    each_ns: Option<(u64, u64)>,
+    /// What became of each planned fault.
+    faults: Vec<Value>,
+    /// One of the replays was ended early.
+    incomplete: bool,
 }
 
 /// Replays twice: once to be timed as a whole, once to be timed by operation.
@@ -108,12 +122,35 @@ fn measure(
         .clone()
         .map(|recorder| recorder as Arc<dyn Observer>);
     let allocator = machine.allocator(&target, observer)?;
+    let bar = console.progress(2 * trace.events.len() as u64, "replaying");
+    let mut done = 0;
+    // Seldom enough to be in no figure.
+    let mut step = || {
+        done += 1;
+        if done % BAR_STEP == 0 {
+            bar.inc(BAR_STEP);
+        }
+    };
     let watch = Stopwatch::start();
-    let run = replay(&allocator, trace, &options(), || {}).map_err(|error| failure(&error))?;
+    let run = replay(&allocator, trace, &options(), &mut step);
+    let elapsed_ns = watch.elapsed_ns();
+    let run = run.map_err(|error| failure(&error))?;
     #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
-    let mean_ns = watch.elapsed_ns() as f64 / run.ops.max(1) as f64;
+    let mean_ns = (run.ops > 0).then(|| elapsed_ns as f64 / run.ops as f64);
     machine.remark_faults(&target, console);
+    let faults = machine.fault_values(&target);
     let recording = recorder.map(|recorder| recorded_run(&recorder.take(), &run, &allocator));
+
+    if run.incomplete {
+        return Ok(Measured {
+            run,
+            recording,
+            mean_ns,
+            each_ns: None,
+            faults,
+            incomplete: true,
+        });
+    }
 
     let mut samples = Vec::with_capacity(trace.events.len());
     let target = machine.fresh()?;
@@ -126,9 +163,11 @@ fn measure(
         let now = watch.elapsed_ns();
         samples.push(now - last);
         last = now;
+        step();
     })
     .map_err(|error| failure(&error))?;
-    if !run.incomplete && !again.incomplete && run.state_hash != again.state_hash {
+    bar.finish_and_clear();
+    if !again.incomplete && run.state_hash != again.state_hash {
         return Err(Failure {
             exit: Exit::Internal,
             message: format!(
@@ -139,17 +178,16 @@ fn measure(
     }
     samples.sort_unstable();
     let at = |permille: usize| {
-        samples
-            .get(samples.len() * permille / 1000)
-            .copied()
-            .unwrap_or(0)
+        let place = samples.len() * permille / 1000;
+        samples.get(place).copied()
     };
     Ok(Measured {
-        p50_ns: at(500),
-        p99_ns: at(990),
+        each_ns: at(500).zip(at(990)).filter(|_| !again.incomplete),
         run,
         recording,
         mean_ns,
+        faults,
+        incomplete: again.incomplete,
     })
 }
 
@@ -197,15 +235,16 @@ fn render(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measur
         ]);
     }
     text.push_str(&table(&rows));
-    text.push_str(&format!(
-        "\n{}, {:.0} ns each on average; one by one p50 {} ns, p99 {} ns, clock included\n\
-         state {:016x}\n",
-        counted(run.ops, "operation"),
-        measured.mean_ns,
-        measured.p50_ns,
-        measured.p99_ns,
-        run.state_hash
-    ));
+    text.push_str(&format!("\n{}", counted(run.ops, "operation")));
+    if let Some(mean_ns) = measured.mean_ns {
+        text.push_str(&format!(", {mean_ns:.0} ns each on average"));
+    }
+    if let Some((p50_ns, p99_ns)) = measured.each_ns {
+        text.push_str(&format!(
+            "; one by one p50 {p50_ns} ns, p99 {p99_ns} ns, clock included"
+        ));
+    }
+    text.push_str(&format!("\nstate {:016x}\n", run.state_hash));
     if let Some((position, refusal)) = &run.first_refusal {
         let reasons: Vec<String> = run
             .refusals_by_reason
@@ -219,21 +258,25 @@ fn render(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measur
             position + 1
         ));
     }
-    text.push_str(&format!("\n{}\n", verdict_line(run)));
+    text.push_str(&format!("\n{}\n", verdict_line(measured)));
     text
 }
 
-fn verdict(run: &Replay) -> &'static str {
-    match (run.incomplete, run.refusals) {
+fn verdict(measured: &Measured) -> &'static str {
+    match (measured.incomplete, measured.run.refusals) {
         (true, _) => "incomplete",
         (false, 0) => "ok",
         (false, _) => "refused",
     }
 }
 
-fn verdict_line(run: &Replay) -> String {
-    match verdict(run) {
+fn verdict_line(measured: &Measured) -> String {
+    let run = &measured.run;
+    match verdict(measured) {
         "ok" => "ok: every request was granted".to_owned(),
+        "incomplete" if !run.incomplete => {
+            "incomplete: interrupted while each operation was timed".to_owned()
+        }
         "incomplete" => format!(
             "incomplete: interrupted after {}",
             counted(run.ops, "operation")
@@ -253,12 +296,7 @@ fn verdict_line(run: &Replay) -> String {
     }
 }
 
-fn value(
-    machine: &Machine,
-    args: &ReplayArgs,
-    trace: &Trace,
-    measured: &Measured,
-) -> serde_json::Value {
+fn value(machine: &Machine, args: &ReplayArgs, trace: &Trace, measured: &Measured) -> Value {
     let run = &measured.run;
     let devices: Vec<_> = run
         .devices
@@ -289,17 +327,18 @@ fn value(
         "totals": {
             "ops": run.ops,
             "ns_per_op_mean": measured.mean_ns,
-            "ns_per_op_p50": measured.p50_ns,
-            "ns_per_op_p99": measured.p99_ns,
+            "ns_per_op_p50": measured.each_ns.map(|(p50_ns, _)| p50_ns),
+            "ns_per_op_p99": measured.each_ns.map(|(_, p99_ns)| p99_ns),
             "refusals": run.refusals,
         },
         "refusals_by_reason": run.refusals_by_reason,
         "first_refusal": run.first_refusal.as_ref().map(|(position, refusal)| {
-            json!({ "event": position + 1, "message": refusal.to_string() })
+            with_field(refusal_value(refusal), "event", position + 1)
         }),
+        "faults": measured.faults,
         "state_hash": format!("{:016x}", run.state_hash),
-        "verdict": verdict(run),
-        "incomplete": run.incomplete,
+        "verdict": verdict(measured),
+        "incomplete": measured.incomplete,
     })
 }
 
@@ -308,17 +347,31 @@ const RECORDED_SNAPSHOT: &str = "snapshot.pickle";
 
 fn check_record_directory(directory: &Path) -> Result<(), Failure> {
     match fs::read_dir(directory).map(Iterator::count) {
-        Ok(0) => Ok(()),
+        Ok(0) => check_writable(directory),
         Ok(_) => Err(Failure::usage(format!(
             "--record {}: the directory is not empty; name a new one",
             directory.display()
         ))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => check_writable(directory),
         Err(error) => Err(Failure::usage(format!(
             "--record {}: {error}; name a new directory",
             directory.display()
         ))),
     }
+}
+
+/// Writes a file there and removes it, before anything is replayed for it.
+fn check_writable(directory: &Path) -> Result<(), Failure> {
+    let mut staged = Staged::default();
+    let written = staged
+        .folder(directory)
+        .and_then(|()| staged.write(&directory.join(RECORDED_JSONL), |_| Ok(())));
+    written.map_err(|error| {
+        Failure::usage(format!(
+            "--record {}: it cannot be written ({error}); name another directory",
+            directory.display()
+        ))
+    })
 }
 
 fn write_recording(recording: &RecordedRun, directory: &Path) -> Result<(), Failure> {

@@ -12,11 +12,14 @@ use crate::output::{Console, Failure, Outcome, print};
 use crate::target::BackendKind;
 use crate::validate::watch::Watch;
 use crate::validate::{
-    Expectations, Level, Monitor, Options, Record, Run, Subject, check_names, junit, open_nvml,
-    run as run_checks, text,
+    Expectations, Level, Monitor, Options, Record, Run, Subject, asked_for, check_names, junit,
+    level_of, open_nvml, run as run_checks, text,
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
+
+/// How long level 2 takes if nothing is said.
+const DEFAULT_SECONDS: u64 = 120;
 
 /// Makes the checks of a level.
 pub(super) fn run(
@@ -32,7 +35,13 @@ pub(super) fn run(
     let watch = watch(args, &options, console, &record)?;
     let done = validate(machine, &options, expectations, console, &record);
     watch.finish();
-    render(&done?, console)
+    let done = done?;
+    if let Some(why) = done.untested_memory() {
+        console.remark(&format!(
+            "no memory was tested: {why}; leave --max-bytes out or give more, for example 64M"
+        ));
+    }
+    render(&done, console)
 }
 
 fn validate(
@@ -52,7 +61,16 @@ fn validate(
         monitor,
         expectations,
     };
-    let done = run_checks(&subject, options, record, console.stop());
+    let mut options = options.clone();
+    if target.is_simulated() {
+        // Their bytes are the host's, also behind a driver library.
+        options.max_bytes = options.max_bytes.or(Some(Options::SIM_MAX_BYTES));
+        record.mark_simulated();
+    }
+    let bar = console.progress(asked_for(&options).count() as u64, "checking");
+    record.show(bar.clone());
+    let done = run_checks(&subject, &options, record, console.stop());
+    bar.finish_and_clear();
     machine.remark_faults(&target, console);
     Ok(done)
 }
@@ -84,13 +102,31 @@ fn options(args: &ValidateArgs) -> Result<Options, Failure> {
     }
     let level =
         Level::from_number(args.level).ok_or_else(|| Failure::usage("--level: use 0, 1 or 2"))?;
+    let above = only.iter().find_map(|name| {
+        let own = level_of(name).filter(|own| *own > level)?;
+        Some((name, own.number()))
+    });
+    if let Some((name, own)) = above {
+        return Err(Failure::usage(format!(
+            "--only: '{name}' is a check of level {own}; add --level {own}"
+        )));
+    }
+    if args.seconds.is_some() && level != Level::Soak {
+        return Err(Failure::usage(
+            "--for is how long level 2 soaks; add --level 2 or leave --for out",
+        ));
+    }
     Ok(Options {
         level,
         only,
-        soak_ns: args.seconds.saturating_mul(SECOND_NS),
+        soak_ns: seconds(args).saturating_mul(SECOND_NS),
         max_bytes: args.max_bytes,
         allow_busy: args.allow_busy,
     })
+}
+
+fn seconds(args: &ValidateArgs) -> u64 {
+    args.seconds.unwrap_or(DEFAULT_SECONDS)
 }
 
 fn expectations(args: &ValidateArgs) -> Result<Expectations, Failure> {
@@ -118,7 +154,7 @@ fn watch(
     let usual = match options.level {
         Level::Look => 30,
         Level::Test => 180,
-        Level::Soak => args.seconds.saturating_add(180),
+        Level::Soak => seconds(args).saturating_add(180),
     };
     let deadline_ns = args.deadline.unwrap_or(usual).saturating_mul(SECOND_NS);
     let (console, record, level) = (console.clone(), record.clone(), options.level);

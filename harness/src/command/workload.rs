@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::cli::{Cli, WorkloadArgs};
 use crate::exit::Exit;
 use crate::machine::{MIXED, Machine};
-use crate::output::{Console, Failure, Outcome, counted, table};
+use crate::output::{Console, Failure, Outcome, counted, refusal_value, table, with_field};
 use crate::workload::{Phase, Shape, WorkloadRun, run as run_workload};
 
 const DEFAULT_TENSOR_BYTES: u64 = 64 * MIB;
@@ -48,7 +48,9 @@ pub(super) fn run(
     let name = name(phase);
     let report = allocator.report();
     let text = render(&machine, &shape, &run, &report);
-    Ok(console.outcome(exit, name, text, value(&machine, &shape, &run, &report)))
+    let value = value(&machine, &shape, &run, &report);
+    let value = with_field(value, "faults", machine.fault_values(&target));
+    Ok(console.outcome(exit, name, text, value))
 }
 
 fn name(phase: Phase) -> &'static str {
@@ -162,8 +164,8 @@ fn value(
         "copies": run.copies,
         "devices": devices,
         "refusal": run.refusal.as_ref().map(|(kind, refusal)| {
-            json!({ "kind": kind, "message": refusal.to_string(),
-                    "relaxed_to": run.relaxed_to.map(|device| device.index()) })
+            let value = with_field(refusal_value(refusal), "kind", *kind);
+            with_field(value, "relaxed_to", run.relaxed_to.map(|device| device.index()))
         }),
         "state_hash": format!("{:016x}", report.state_hash),
         "failure": run.failure,

@@ -28,6 +28,30 @@ pub fn to_xml(run: &CheckRun, machine: &str) -> Result<String, SerializeError> {
         cases.add_test_cases(checks.into_iter().map(test_case));
         report.add_test_suite(cases);
     }
+    if run.incomplete {
+        let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+        status.set_message(format!(
+            "incomplete: interrupted; checks that did not run: {}",
+            run.not_run
+        ));
+        let mut suite = TestSuite::new("run");
+        suite.add_test_case(TestCase::new("complete", status));
+        report.add_test_suite(suite);
+    }
+    report.to_string()
+}
+
+/// A command that could not do its work before any check, as JUnit XML.
+///
+/// # Errors
+/// The writer's error.
+pub fn failure_to_xml(command: &str, message: &str) -> Result<String, SerializeError> {
+    let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+    status.set_message(message);
+    let mut suite = TestSuite::new("run");
+    suite.add_test_case(TestCase::new("start", status));
+    let mut report = Report::new(format!("ds4 {command}"));
+    report.add_test_suite(suite);
     report.to_string()
 }
 
@@ -81,6 +105,7 @@ mod tests {
             totals: Totals::default(),
             coverage: Vec::new(),
             incomplete: false,
+            not_run: 0,
         };
         let xml = to_xml(&run, "2xh200").unwrap();
         for part in [
@@ -93,5 +118,17 @@ mod tests {
             assert!(xml.contains(part), "{part} in {xml}");
         }
         assert!(xml.contains("tests=\"4\"") && xml.contains("failures=\"1\""));
+        assert!(!xml.contains("complete"));
+        let interrupted = CheckRun {
+            checks: vec![check("a", Verdict::Pass)],
+            incomplete: true,
+            not_run: 3,
+            ..run
+        };
+        let xml = to_xml(&interrupted, "2xh200").unwrap();
+        assert!(
+            xml.contains("errors=\"1\"") && xml.contains("did not run: 3"),
+            "{xml}"
+        );
     }
 }

@@ -33,7 +33,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 pub use campaign::{Replayed, replay};
-pub use run::{check_names, run};
+pub use run::{check_names, count, run};
 
 /// A group of checks that users can ask for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -217,6 +217,8 @@ pub struct CheckRun {
     pub coverage: Vec<Sometimes>,
     /// The run was stopped before its end.
     pub incomplete: bool,
+    /// How many checks that were asked for did not run to their end, if it was.
+    pub not_run: usize,
 }
 
 impl CheckRun {
@@ -232,6 +234,7 @@ impl CheckRun {
             totals,
             coverage: Vec::new(),
             incomplete: false,
+            not_run: 0,
         }
     }
 

@@ -38,6 +38,17 @@ pub fn check_names(suites: &[Suite]) -> impl Iterator<Item = &'static str> {
         .map(|check| check.name)
 }
 
+/// How many checks `options` ask for.
+#[must_use]
+pub fn count(options: &CheckOptions) -> usize {
+    checks().filter(|check| wanted(check, options)).count()
+}
+
+fn wanted(check: &Check, options: &CheckOptions) -> bool {
+    options.suites.contains(&check.suite)
+        && options.only.as_ref().is_none_or(|only| only == check.name)
+}
+
 /// Runs the checks that `options` ask for; `progress` sees each as soon as it ends.
 ///
 /// A set `stop` ends the run before the next history; what was done until then is returned.
@@ -54,15 +65,13 @@ pub fn run(
         totals: Totals::default(),
         coverage: Vec::new(),
         incomplete: false,
+        not_run: 0,
     };
     let mut hash = StateHash::default();
     let mut met = BTreeMap::new();
-    let wanted = |check: &&Check| {
-        options.suites.contains(&check.suite)
-            && options.only.as_ref().is_none_or(|only| only == check.name)
-    };
     for suite in Suite::ALL {
-        for check in checks().filter(|check| check.suite == suite).filter(wanted) {
+        let of_suite = checks().filter(|check| check.suite == suite);
+        for check in of_suite.filter(|check| wanted(check, options)) {
             if stop.load(Ordering::Relaxed) {
                 run.incomplete = true;
                 break;
@@ -83,6 +92,9 @@ pub fn run(
             progress(&result);
             run.checks.push(result);
         }
+    }
+    if run.incomplete {
+        run.not_run = count(options) - run.checks.len();
     }
     run.state_hash = format!("{:016x}", hash.finish());
     run.coverage = coverage(&met);

@@ -12,7 +12,10 @@ const LEAST_CAPACITY_BYTES: u64 = 8 * MIB;
 
 /// A history that can be run again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a recorded check, as ds4 check prints it"
+)]
 pub struct Script {
     /// The version of this form; 1.
     pub schema: u32,
@@ -31,7 +34,7 @@ pub struct Script {
 
 /// One device of a script's machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a device with capacity_bytes")]
 pub struct ScriptDevice {
     /// All memory, in bytes.
     pub capacity_bytes: u64,
@@ -43,7 +46,7 @@ pub struct ScriptDevice {
 
 /// One fault, in the form of a fault plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a fault with at and kind")]
 #[expect(missing_docs, reason = "sim/FAULTS.md describes the fields")]
 pub struct ScriptFault {
     pub at: String,

@@ -41,7 +41,7 @@ impl fmt::Display for ProfileError {
 impl std::error::Error for ProfileError {}
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a device and a list named expect")]
 struct Raw {
     device: Option<String>,
     #[serde(default)]
@@ -49,7 +49,10 @@ struct Raw {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table with figure, at_least and source"
+)]
 struct RawExpectation {
     figure: String,
     at_least: u64,

@@ -4,6 +4,8 @@ use ds4_engine::backend::{Backend, BackendError};
 use ds4_engine::device::{DeviceAddress, DeviceId, StreamId};
 use ds4_kernels::{Launch, Pattern, Tally};
 
+use crate::output::counted;
+
 pub(super) const WORD_BYTES: u64 = 8;
 /// The two words of [`Launch::CheckPattern`]'s result.
 pub(super) const RESULT_BYTES: u64 = 16;
@@ -22,19 +24,61 @@ pub(super) struct Wrong {
     pub(super) found: u64,
     /// How many words are wrong in all.
     pub(super) words: u64,
+    /// What became of the kernel's report on its way here, if not all of it can be true.
+    pub(super) damage: Option<Damage>,
+}
+
+/// A report that cannot be what the kernel counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// Read again it was another one: it was damaged on the way back.
+    OnTheWay(Tally),
+    /// Read again it was the same: it lies damaged in the device's memory.
+    InPlace(Tally),
 }
 
 impl Wrong {
     pub(super) fn sentence(&self) -> String {
-        let bits = (self.expected ^ self.found).count_ones();
-        let how = if bits == 0 {
-            "the same when read again: the error was in passing".to_owned()
-        } else {
-            format!("{bits} bits differ")
+        let (device, position) = (self.device, self.position);
+        let report = |tally: Tally| {
+            format!(
+                "{} at position {}",
+                counted(tally.wrong_words, "wrong word"),
+                tally.least_position
+            )
         };
+        match self.damage {
+            Some(Damage::OnTheWay(tally)) => {
+                let after = if self.words == 0 {
+                    "read again it says that no word is wrong".to_owned()
+                } else {
+                    format!("read again it says {}", counted(self.words, "wrong word"))
+                };
+                return format!(
+                    "the check's report was damaged on the way back from {device}: it said {}, and \
+                     {after}",
+                    report(tally)
+                );
+            }
+            Some(Damage::InPlace(tally)) => {
+                return format!(
+                    "the check's report on {device} is damaged: it says {}, also when read again, \
+                     and that word is right or not there",
+                    report(tally)
+                );
+            }
+            None => {}
+        }
+        let bits = u64::from((self.expected ^ self.found).count_ones());
+        let differ = if bits == 1 { "differs" } else { "differ" };
         format!(
-            "{} wrong words on {}; the first at position {} ({}): expected {:#018x}, found {:#018x}, {how}",
-            self.words, self.device, self.position, self.address, self.expected, self.found
+            "{} on {device}; the first at position {position} ({}): expected {:#018x}, found \
+             {:#018x}, {} {differ}",
+            counted(self.words, "wrong word"),
+            self.address,
+            self.expected,
+            self.found,
+            counted(bits, "bit")
         )
     }
 }
@@ -86,29 +130,65 @@ impl Span<'_> {
     }
 
     /// What a check that has ended found.
+    ///
+    /// A report that cannot be true, or names a word that is right, is read once more, which tells
+    /// damage on the way back from damage in the device's memory.
     pub(super) fn verdict(&self, pattern: Pattern) -> Result<Option<Wrong>, BackendError> {
-        let [position, words] = self.read_words(self.result)?;
-        let tally = Tally {
-            least_position: position,
-            wrong_words: words,
-        };
-        if tally == Tally::CLEAN {
+        let first = self.report()?;
+        if first == Tally::CLEAN {
             return Ok(None);
         }
-        // A result that names no word of the span is itself wrong: the first word stands for it.
-        let offset = position.wrapping_sub(self.first_position);
+        let wrong = self.wrong(pattern, first)?;
+        if self.holds(first) && wrong.found != wrong.expected {
+            return Ok(Some(wrong));
+        }
+        let second = self.report()?;
+        if second == first {
+            let damage = Some(Damage::InPlace(first));
+            return Ok(Some(Wrong { damage, ..wrong }));
+        }
+        let damage = Some(Damage::OnTheWay(first));
+        Ok(Some(Wrong {
+            damage,
+            words: if self.holds(second) {
+                second.wrong_words
+            } else {
+                0
+            },
+            ..self.wrong(pattern, second)?
+        }))
+    }
+
+    /// Whether a report can be true of this span.
+    fn holds(&self, tally: Tally) -> bool {
+        let offset = tally.least_position.wrapping_sub(self.first_position);
+        offset < self.words && (1..=self.words - offset).contains(&tally.wrong_words)
+    }
+
+    fn report(&self) -> Result<Tally, BackendError> {
+        let [least_position, wrong_words] = self.read_words(self.result)?;
+        Ok(Tally {
+            least_position,
+            wrong_words,
+        })
+    }
+
+    /// The word that a report names; the first word stands for one outside the span.
+    fn wrong(&self, pattern: Pattern, tally: Tally) -> Result<Wrong, BackendError> {
+        let offset = tally.least_position.wrapping_sub(self.first_position);
         let offset = if offset < self.words { offset } else { 0 };
         let address = DeviceAddress(self.address.0 + offset * WORD_BYTES);
         let [found] = self.read_words(address)?;
         let position = self.first_position.wrapping_add(offset);
-        Ok(Some(Wrong {
+        Ok(Wrong {
             device: self.device,
             position,
             address,
             expected: pattern.word(position),
             found,
-            words,
-        }))
+            words: tally.wrong_words,
+            damage: None,
+        })
     }
 
     /// Checks and waits.
@@ -236,11 +316,64 @@ impl<'a> Field<'a> {
         for span in self.spans() {
             if let Some(wrong) = span.verdict(pattern)? {
                 match &mut first {
+                    // What a damaged report says is no count, and wrong memory outweighs it.
+                    Some(first) if first.damage.is_some() && wrong.damage.is_none() => {
+                        *first = wrong;
+                    }
+                    Some(_) if wrong.damage.is_some() => {}
                     Some(first) => first.words = first.words.saturating_add(wrong.words),
                     None => first = Some(wrong),
                 }
             }
         }
         Ok(first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Target;
+    use ds4_sim::{FaultPlan, Instruments, SimConfig, SimDevice};
+
+    const PATTERN: Pattern = Pattern::OwnAddress;
+
+    /// What is said of memory that is right once the report on it was overwritten.
+    fn said(report: [u64; 2], plan: Option<&str>) -> Option<String> {
+        let config = SimConfig::new("t", vec![SimDevice::new(64 << 20)]);
+        let target = Target::simulated(config).unwrap();
+        let backend = &**target.backend();
+        let id = DeviceId::new(0).unwrap();
+        let field = Field::take(backend, id, 8 << 20, 2 << 20).unwrap();
+        let span = field.spans().next().unwrap();
+        span.write(PATTERN).unwrap();
+        assert_eq!(span.check(PATTERN).unwrap(), None);
+        let bytes = report.map(u64::to_le_bytes);
+        backend
+            .write(id, span.result, bytes.as_flattened())
+            .unwrap();
+        if let Some(plan) = plan {
+            let plan = FaultPlan::from_json(plan.as_bytes(), "plan").unwrap();
+            target.sim().unwrap().set_faults(plan).unwrap();
+        }
+        let wrong = span.verdict(PATTERN).unwrap();
+        wrong.map(|wrong| wrong.sentence())
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_true_is_told_from_wrong_memory() {
+        let clean = [Tally::CLEAN.least_position, Tally::CLEAN.wrong_words];
+        assert_eq!(said(clean, None), None);
+        // A count above the field's, a position outside, a word that is right.
+        for report in [[3, 1 << 40], [u64::MAX, 1], [u64::MAX >> 1, 0], [3, 1]] {
+            let sentence = said(report, None).unwrap();
+            assert!(sentence.contains("is damaged"), "{sentence}");
+        }
+        let plan = r#"{"seed":1,"faults":[{"at":"read","count":1,"kind":"bit_flip"}]}"#;
+        let sentence = said(clean, Some(plan)).unwrap();
+        assert!(
+            sentence.contains("on the way back") && sentence.contains("no word is wrong"),
+            "{sentence}"
+        );
     }
 }

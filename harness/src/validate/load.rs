@@ -56,6 +56,13 @@ pub(super) const GROUPS: &[Group] = &[
     },
 ];
 
+/// Whether the check of a code writes and reads patterns all over a device's memory.
+pub(super) fn tests_memory(code: &str) -> bool {
+    [OWN_ADDRESS, INVERSION, RANDOM]
+        .iter()
+        .any(|check| check.code == code)
+}
+
 /// A stream, an event, memory, a fill and a look at it: what every program does first.
 fn context(probe: &Probe<'_>, id: DeviceId) -> Finding {
     const BYTES: usize = 1 << 16;
@@ -306,6 +313,7 @@ pub(super) fn wrong_value(wrong: &Wrong) -> serde_json::Value {
         "expected": format!("{:#018x}", wrong.expected),
         "found": format!("{:#018x}", wrong.found),
         "wrong_words": wrong.words,
+        "report_damaged": wrong.damage.is_some(),
     })
 }
 

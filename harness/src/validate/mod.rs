@@ -24,6 +24,7 @@ pub mod watch;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ds4_engine::bytes::MIB;
+use indicatif::ProgressBar;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -37,7 +38,7 @@ pub use monitor::{
 };
 pub use nvml::open as open_nvml;
 pub use render::{junit, text};
-pub use run::{check_names, run};
+pub use run::{asked_for, check_names, level_of, run};
 
 /// How much is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -195,6 +196,17 @@ impl Run {
         results.filter(|result| result.verdict == verdict).count()
     }
 
+    /// Why no word of any memory was tested although the level and the choice of checks ask for it;
+    /// `None` if some was, or none was to be.
+    #[must_use]
+    pub fn untested_memory(&self) -> Option<&str> {
+        let tests = |result: &&CheckResult| load::tests_memory(result.code);
+        let mut memory = self.results.iter().filter(tests);
+        let first = memory.next()?;
+        let skipped = |result: &CheckResult| result.verdict == Verdict::Skip;
+        (skipped(first) && memory.all(skipped)).then_some(first.detail.as_str())
+    }
+
     /// The exit code.
     #[must_use]
     pub fn exit(&self) -> Exit {
@@ -203,6 +215,7 @@ impl Run {
             Some(Ended::Interrupted) => Exit::Interrupted,
             Some(Ended::Busy) => Exit::Busy,
             None if self.count(Verdict::Fail) + self.count(Verdict::Error) > 0 => Exit::CheckFailed,
+            None if self.untested_memory().is_some() => Exit::NothingDone,
             None if self.count(Verdict::Pass) + self.count(Verdict::Warn) > 0 => Exit::Ok,
             None => Exit::NothingDone,
         }
@@ -216,18 +229,41 @@ pub struct Record(Arc<Mutex<Recorded>>);
 #[derive(Debug, Default)]
 struct Recorded {
     origin: String,
+    simulated: bool,
     results: Vec<CheckResult>,
+    bar: Option<ProgressBar>,
 }
 
 impl Record {
+    /// Moves `bar` whenever another check has a result.
+    pub fn show(&self, bar: ProgressBar) {
+        self.lock().bar = Some(bar);
+    }
+
     /// Says what answers.
     pub fn set_origin(&self, origin: String) {
         self.lock().origin = origin;
     }
 
+    /// Says that all figures come from simulated devices, whatever answers for them.
+    pub fn mark_simulated(&self) {
+        self.lock().simulated = true;
+    }
+
     /// Adds a result.
     pub fn push(&self, result: CheckResult) {
-        self.lock().results.push(result);
+        let mut recorded = self.lock();
+        let simulated = result.simulated || recorded.simulated;
+        let last = recorded.results.last().map(|last| last.code);
+        if let Some(bar) = &recorded.bar
+            && last != Some(result.code)
+        {
+            bar.inc(1);
+        }
+        recorded.results.push(CheckResult {
+            simulated,
+            ..result
+        });
     }
 
     /// What there is until now.

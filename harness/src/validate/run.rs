@@ -55,6 +55,25 @@ pub(super) const NOT_IN_USE: CheckId = CheckId {
     level: Level::Test,
 };
 
+/// The checks that an order of `options` makes.
+pub fn asked_for(options: &Options) -> impl Iterator<Item = &'static CheckId> {
+    groups()
+        .flat_map(|group| group.checks)
+        .filter(|check| check.level <= options.level)
+        .filter(|check| {
+            options.only.is_empty() || options.only.iter().any(|only| only == check.name)
+        })
+}
+
+/// The level of a check.
+#[must_use]
+pub fn level_of(name: &str) -> Option<Level> {
+    let mut checks = groups().flat_map(|group| group.checks);
+    checks
+        .find(|check| check.name == name)
+        .map(|check| check.level)
+}
+
 /// Others may hold this part of a device's memory, 1/10, before it counts as busy: what level 1
 /// takes is then taken from somebody who works.
 const BUSY_PART: u64 = 10;

@@ -200,7 +200,11 @@ fn prepare(probe: &Probe<'_>) -> Result<(Allocator, u64), Box<Finding>> {
         let quota = probe.quota(id).map_err(|error| Finding::of_error(&error))?;
         // The bytes of all simulated devices are the host's at once.
         let shared = 2 * Options::SIM_MAX_BYTES / devices;
-        let quota = probe.sim().map_or(quota, |_| quota.min(shared));
+        let quota = if probe.subject.target.is_simulated() {
+            quota.min(shared)
+        } else {
+            quota
+        };
         // Four buffers at most: a source and a destination for each of two neighbours.
         copy_bytes = copy_bytes.min(quota / 16 / WORD_BYTES * WORD_BYTES);
         budgets.push(DeviceBudget {

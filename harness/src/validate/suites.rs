@@ -94,6 +94,7 @@ mod tests {
             },
             coverage: Vec::new(),
             incomplete: false,
+            not_run: 0,
         };
         let judged = |second| judge(Suite::Refusal, &run(second), Did::default());
         assert_eq!(judged(Verdict::Fail).verdict, Judged::Fail);

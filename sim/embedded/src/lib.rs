@@ -1,13 +1,16 @@
-//! The simulated driver libraries as bytes, to be written where a program loads them in place of the
-//! real ones.
+//! The simulated driver libraries as bytes, and ways to use them: written where another program
+//! loads them in place of the real ones, or loaded into this one.
 //!
 //! Built by `build.rs` from `ds4-driver`. Programs for other systems than Linux, and statically
 //! linked ones, hold none.
-#![forbid(unsafe_code)]
+
+mod loaded;
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+
+pub use loaded::Loaded;
 
 /// A driver that can be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,13 +6,13 @@ use toml::Spanned;
 
 use super::Topology;
 use crate::config::{Link, Problem, SimConfig, SimDevice, bad_name};
-use crate::input::{InputError, line_and_column, one_line};
+use crate::input::{InputError, in_words, line_and_column, one_line};
 use crate::size::Size;
 
 const FORM: &str = "see the topologies that are shipped for the form";
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a machine with devices")]
 struct RawTopology {
     machine: Spanned<String>,
     #[serde(default)]
@@ -27,14 +27,20 @@ struct RawTopology {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table with latency_ns and bytes_per_second"
+)]
 struct RawLink {
     latency_ns: u64,
     bytes_per_second: u64,
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table with the name and capacity of a device"
+)]
 struct RawDevice {
     name: Spanned<String>,
     capacity: Spanned<Size>,
@@ -48,7 +54,7 @@ struct RawDevice {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table with from and to")]
 struct RawPair {
     from: usize,
     to: usize,
@@ -62,7 +68,7 @@ pub(super) fn topology(text: &str, file: &str) -> Result<Topology, InputError> {
             let (line, column) = line_and_column(text, span.start);
             format!("{line}:{column}")
         });
-        InputError::new(file, place, one_line(error.message()), FORM)
+        InputError::new(file, place, in_words(&one_line(error.message())), FORM)
     })?;
     Reader { text, file }.topology(&raw)
 }

@@ -1,10 +1,6 @@
 //! Loading a library as a C program would, each test its own copy: a copy is a driver of its own.
 
-mod loaded;
-
-use ds4_embedded::Interface;
-
-pub(crate) use loaded::Loaded;
+use ds4_embedded::{Interface, Loaded};
 
 /// Loads a fresh copy of a library.
 pub(crate) fn load(interface: Interface) -> Loaded {
@@ -19,7 +15,7 @@ macro_rules! api {
     ($api:ident: $($name:ident($($argument:ident: $type:ty),*);)*) => {
         #[expect(non_snake_case, reason = "C's names")]
         struct $api {
-            driver: $crate::common::Loaded,
+            driver: ds4_embedded::Loaded,
             $($name: unsafe extern "C" fn($($type),*) -> u32,)*
         }
 

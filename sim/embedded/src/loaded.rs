@@ -7,7 +7,7 @@ use libloading::Library;
 
 /// A loaded library. It stays loaded to the end of the process, as a driver does.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub struct Loaded {
     library: &'static Library,
 }
 
@@ -20,12 +20,12 @@ type Findings = unsafe extern "C" fn(*mut c_char, usize, *mut u64, u32) -> u32;
 type StateHash = unsafe extern "C" fn(*mut u64) -> u32;
 
 impl Loaded {
-    /// Loads a file that [`ds4_embedded::Interface::write_to`] wrote. Programs that then look for the
+    /// Loads a file that [`crate::Interface::write_to`] wrote. Programs that then look for the
     /// driver by its soname, without a folder, get this one.
     ///
     /// # Errors
     /// Of the system's loader, in its words.
-    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+    pub fn open(path: &Path) -> Result<Self, String> {
         // SAFETY: the library is ours: it has no initialisers that do anything.
         let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
         Ok(Self {
@@ -40,7 +40,7 @@ impl Loaded {
     ///
     /// # Safety
     /// `F` must be the type of the function.
-    pub(crate) unsafe fn function<F: Copy>(&self, name: &str) -> Result<F, String> {
+    pub unsafe fn function<F: Copy>(&self, name: &str) -> Result<F, String> {
         // SAFETY: the caller upholds that F is the function's type.
         let found = unsafe { self.library.get::<F>(name.as_bytes()) };
         found
@@ -53,7 +53,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The driver's code: 100 for no devices, 999 for a description that is wrong.
-    pub(crate) fn configure(&self, text: &str) -> Result<(), u32> {
+    pub fn configure(&self, text: &str) -> Result<(), u32> {
         self.pass("ds4_simulated_configure", text)
     }
 
@@ -61,7 +61,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The driver's code: 1 for a plan that is wrong, 3 before there is a machine.
-    pub(crate) fn set_faults(&self, json: &str) -> Result<(), u32> {
+    pub fn set_faults(&self, json: &str) -> Result<(), u32> {
         self.pass("ds4_simulated_set_faults", json)
     }
 
@@ -69,7 +69,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The driver's code: 3 before there is a machine.
-    pub(crate) fn fault_report(&self) -> Result<String, u32> {
+    pub fn fault_report(&self) -> Result<String, u32> {
         let report = self.own::<Report>("ds4_simulated_fault_report")?;
         let mut text = vec![0_u8; REPORT_BYTES];
         // SAFETY: the text has as many bytes as is said.
@@ -81,7 +81,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The driver's code: 3 before there is a machine.
-    pub(crate) fn findings(&self, shutdown: bool) -> Result<Vec<String>, u32> {
+    pub fn findings(&self, shutdown: bool) -> Result<Vec<String>, u32> {
         let findings = self.own::<Findings>("ds4_simulated_findings")?;
         let mut text = vec![0_u8; REPORT_BYTES];
         let mut count = 0;
@@ -95,7 +95,7 @@ impl Loaded {
     ///
     /// # Errors
     /// The driver's code: 3 before there is a machine.
-    pub(crate) fn state_hash(&self) -> Result<u64, u32> {
+    pub fn state_hash(&self) -> Result<u64, u32> {
         let hash = self.own::<StateHash>("ds4_simulated_state_hash")?;
         let mut value = 0;
         // SAFETY: the value is a place of ours.
