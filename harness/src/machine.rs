@@ -29,6 +29,9 @@ pub struct Machine {
     plan: Option<FaultPlan>,
 }
 
+/// What to do about a device that is lost before any work is done.
+const LOST: &str = "; reset it, or choose other devices with --gpu-devices";
+
 /// The shipped machine with unequal devices, for commands that show where memory goes.
 pub const MIXED: &str = "8x24g-mixed";
 
@@ -154,11 +157,11 @@ impl Machine {
             observer,
             ..self.config.clone()
         };
-        Allocator::new(Arc::clone(target.backend()), config).map_err(|error| match error {
-            InitError::Backend(BackendError::DeviceLost { .. }) => Failure::failed(format!(
-                "{error}; leave the device out with --gpu-devices, or reset it"
-            )),
-            _ => Failure::failed(error),
+        let opened = Allocator::new(Arc::clone(target.backend()), config);
+        opened.map_err(|error| {
+            let lost = matches!(error, InitError::Backend(BackendError::DeviceLost { .. }));
+            let remedy = if lost { LOST } else { "" };
+            Failure::failed(format!("{error}{remedy}"))
         })
     }
 
