@@ -121,7 +121,7 @@ impl Plan {
     /// follows the receipt of what it sends, and else nobody waits for anybody.
     #[must_use]
     pub fn steps(&self, rank: u32) -> Vec<Step> {
-        if rank >= self.ranks || self.bytes == 0 {
+        if self.ranks < 2 || rank >= self.ranks || self.bytes == 0 {
             return Vec::new();
         }
         match self.way {
