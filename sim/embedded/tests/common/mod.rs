@@ -1,5 +1,10 @@
 //! Loading a library as a C program would, each test its own copy: a copy is a driver of its own.
 
+#[allow(
+    clippy::allow_attributes,
+    dead_code,
+    reason = "each file of tests calls its own part"
+)]
 mod loaded;
 
 use ds4_embedded::Interface;
