@@ -2,8 +2,10 @@
 
 use ds4_engine::device::DeviceInfo;
 
+use crate::context;
 use crate::driver::Driver;
-use crate::status::Status;
+use crate::raw::{Out, TextOut};
+use crate::status::{Outcome, Status};
 
 /// A device's 16 bytes of identity.
 pub(crate) type Uuid = [u8; 16];
@@ -38,6 +40,49 @@ pub(crate) fn pci(info: &DeviceInfo) -> Pci {
         domain: number(),
         bus: number(),
     }
+}
+
+/// The numbers of the attributes that the machine knows, and what others say.
+pub(crate) struct Attributes {
+    pub(crate) pci_bus: u32,
+    pub(crate) pci_domain: u32,
+    pub(crate) virtual_memory: u32,
+    pub(crate) others: &'static [(u32, i32)],
+}
+
+impl Attributes {
+    /// What an attribute of a device says; unknown ones say 0.
+    pub(crate) fn of(&self, driver: &Driver, device: i32, attribute: u32) -> Result<i32, Status> {
+        let info = driver.info(driver.device(device)?)?;
+        let known = self.others.iter().find(|(number, _)| *number == attribute);
+        Ok(if attribute == self.pci_bus {
+            pci(info).bus
+        } else if attribute == self.pci_domain {
+            pci(info).domain
+        } else if attribute == self.virtual_memory {
+            i32::from(info.page_bytes.is_some())
+        } else {
+            known.map_or(0, |(_, value)| *value)
+        })
+    }
+}
+
+/// Writes the size of a device's memory.
+pub(crate) fn total_bytes(driver: &Driver, device: i32, bytes: Out<usize>) -> Outcome {
+    let total = driver.info(driver.device(device)?)?.total_bytes;
+    bytes.put(usize::try_from(total).unwrap_or(usize::MAX))
+}
+
+/// Writes a device's name.
+pub(crate) fn name(driver: &Driver, device: i32, name: TextOut, room: i32) -> Outcome {
+    let info = driver.info(driver.device(device)?)?;
+    name.put(&info.name, usize::try_from(room).unwrap_or(0))
+}
+
+/// Writes whether a device reaches another.
+pub(crate) fn can_access(driver: &Driver, can: Out<i32>, device: i32, peer: i32) -> Outcome {
+    let (device, peer) = (driver.device(device)?, driver.device(peer)?);
+    can.put(i32::from(context::offers_path(driver, device, peer)?))
 }
 
 /// The number of the device that sits there.

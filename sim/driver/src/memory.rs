@@ -6,10 +6,10 @@ use ds4_engine::device::{DeviceAddress, DeviceId, PeerAccess, StreamId};
 
 use crate::context::Current;
 use crate::driver::Driver;
-use crate::raw::{Address, Host};
+use crate::raw::{Address, Host, Out};
 use crate::status::{Outcome, Status};
 use crate::stream::{Queue, in_order};
-use crate::tables::Allocation;
+use crate::tables::{Allocation, Handle};
 
 /// Copies that have no direct path move through the host in parts of this many bytes.
 const BOUNCE_BYTES: u64 = 4 * MIB;
@@ -19,6 +19,45 @@ const BOUNCE_BYTES: u64 = 4 * MIB;
 pub(crate) enum Finish {
     Waits,
     InOrder,
+}
+
+/// A copy in order of the default stream.
+pub(crate) fn now(
+    current: &Current,
+    work: impl FnOnce(&Driver, (Queue, Finish)) -> Outcome,
+) -> Outcome {
+    work(&current.driver, (Queue::default_of(current), Finish::Waits))
+}
+
+/// A copy in order of a stream.
+pub(crate) fn later(
+    current: &Current,
+    stream: Handle,
+    work: impl FnOnce(&Driver, (Queue, Finish)) -> Outcome,
+) -> Outcome {
+    let queue = Queue::of(current, stream)?;
+    work(&current.driver, (queue, Finish::InOrder))
+}
+
+/// Writes how much of the current device is free, and how much it has.
+pub(crate) fn info(current: &Current, free: Out<usize>, total: Out<usize>) -> Outcome {
+    let info = current.driver.sim.memory_info(current.device)?;
+    free.put(usize::try_from(info.free_bytes).unwrap_or(usize::MAX))?;
+    total.put(usize::try_from(info.total_bytes).unwrap_or(usize::MAX))
+}
+
+/// Writes start and length of the memory that holds an address, to whoever wants them.
+pub(crate) fn range(
+    driver: &Driver,
+    base: Out<u64>,
+    bytes: Out<usize>,
+    address: Address,
+) -> Outcome {
+    let range = driver.tables().memory_at(address.0);
+    let (start, length) = range.ok_or(Status::INVALID_VALUE)?;
+    base.offer(start);
+    bytes.offer(usize::try_from(length).unwrap_or(usize::MAX));
+    Ok(())
 }
 
 /// Takes memory of the current device.

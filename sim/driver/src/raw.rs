@@ -30,6 +30,14 @@ impl<T: Copy> Out<T> {
         Ok(())
     }
 
+    /// Writes what `make` makes; null is an invalid value, and nothing is made.
+    pub(crate) fn make(self, make: impl FnOnce() -> Result<T, Status>) -> Outcome {
+        if self.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        self.put(make()?)
+    }
+
     /// Writes the value unless the caller does not want it.
     pub(crate) fn offer(self, value: T) {
         let _ = self.put(value);

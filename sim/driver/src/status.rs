@@ -89,8 +89,9 @@ impl From<BackendError> for Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ds4_engine::backend::Backend;
-    use ds4_engine::device::{DeviceAddress, DeviceId};
+    use ds4_engine::backend::{Backend, EventId, PageId};
+    use ds4_engine::device::{DeviceAddress, DeviceId, DeviceMask, StreamId};
+    use ds4_kernels::Launch;
     use ds4_sim::{FaultPlan, Instruments, SimBackend, SimConfig};
 
     /// The code of an allocation under a fault.
@@ -111,22 +112,64 @@ mod tests {
         assert_eq!(code("lost"), Status::DEVICE_UNAVAILABLE);
     }
 
+    /// Codes are found in the model's sentences: each of these fails when its sentence changes.
     #[test]
     fn misuse_has_the_code_that_a_driver_gives() {
+        const PAGE: u64 = 2 << 20;
         let sim = SimBackend::new(SimConfig::uniform(1, 1 << 30)).unwrap();
-        let (device, absent) = (DeviceId::new(0).unwrap(), DeviceId::new(7).unwrap());
-        let code = |outcome: Result<(), BackendError>| Status::from(outcome.unwrap_err());
-        let address = DeviceAddress(1);
-        assert_eq!(code(sim.free(device, address)), Status::INVALID_VALUE);
-        assert_eq!(
-            code(sim.write(device, address, &[1])),
-            Status::INVALID_VALUE
-        );
-        assert_eq!(code(sim.free(absent, address)), Status::INVALID_DEVICE);
-        let stream = ds4_engine::device::StreamId(9);
-        assert_eq!(
-            code(sim.synchronize(device, stream)),
-            Status::INVALID_HANDLE
-        );
+        let (gpu, absent) = (DeviceId::new(0).unwrap(), DeviceId::new(7).unwrap());
+        let base = sim.reserve(gpu, 4 * PAGE).unwrap();
+        let place = |page: u64| DeviceAddress(base.0 + page * PAGE);
+        let (mapped, free) = (sim.create_page(gpu).unwrap(), sim.create_page(gpu).unwrap());
+        sim.map_closed(gpu, base, mapped).unwrap();
+        let (nowhere, alone) = (DeviceAddress(1), DeviceMask::EMPTY);
+        let (stream, event) = (StreamId(9), EventId(9));
+        let launch = Launch::Fill {
+            to: 1 << 20,
+            bytes: 1,
+            value: 0,
+        };
+        let none = |outcome: Result<DeviceAddress, BackendError>| outcome.map(|_| ());
+        let cases = [
+            (none(sim.allocate(gpu, 0)), Status::INVALID_VALUE),
+            (sim.free(gpu, nowhere), Status::INVALID_VALUE),
+            (none(sim.reserve(gpu, 3)), Status::INVALID_VALUE),
+            (sim.release(gpu, base, PAGE), Status::INVALID_VALUE),
+            (sim.release(gpu, base, 4 * PAGE), Status::INVALID_VALUE),
+            (sim.destroy_page(gpu, PageId(99)), Status::INVALID_VALUE),
+            (sim.destroy_page(gpu, mapped), Status::INVALID_VALUE),
+            (
+                sim.map(gpu, DeviceAddress(base.0 + 1), free, alone),
+                Status::INVALID_VALUE,
+            ),
+            (sim.map(gpu, place(4), free, alone), Status::INVALID_VALUE),
+            (sim.map(gpu, base, free, alone), Status::INVALID_VALUE),
+            (
+                sim.map(gpu, place(1), PageId(99), alone),
+                Status::INVALID_VALUE,
+            ),
+            (sim.map(gpu, place(1), mapped, alone), Status::INVALID_VALUE),
+            (sim.set_readers(gpu, place(1), alone), Status::INVALID_VALUE),
+            (sim.unmap(gpu, place(1)), Status::INVALID_VALUE),
+            (sim.write(gpu, nowhere, &[1]), Status::INVALID_VALUE),
+            (sim.write(gpu, base, &[1]), Status::INVALID_VALUE),
+            (sim.synchronize(gpu, stream), Status::INVALID_HANDLE),
+            (
+                sim.destroy_stream(gpu, StreamId::DEFAULT),
+                Status::INVALID_HANDLE,
+            ),
+            (sim.wait_event(gpu, event), Status::INVALID_HANDLE),
+            (sim.free(absent, nowhere), Status::INVALID_DEVICE),
+            (
+                sim.peer_access(gpu, absent).map(|_| ()),
+                Status::INVALID_DEVICE,
+            ),
+            (none(sim.reserve(gpu, 1 << 44)), Status::OUT_OF_MEMORY),
+            (sim.launch(gpu, StreamId::DEFAULT, &launch), Status::UNKNOWN),
+        ];
+        for (outcome, status) in cases {
+            let error = outcome.unwrap_err();
+            assert_eq!(Status::from(error.clone()), status, "{error}");
+        }
     }
 }

@@ -17,20 +17,14 @@ const GREATEST_PRIORITY: i32 = -5;
 fn create(out: Out<Handle>, flags: u32, device: i32) -> Outcome {
     let driver = Driver::get()?;
     let device = driver.device(device)?;
-    if out.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    out.put(stack::create(&driver, device, flags))
+    out.make(|| Ok(stack::create(&driver, device, flags)))
 }
 
 export! {
     fn cuDevicePrimaryCtxRetain(out: Out<Handle>, device: i32) {
         let driver = Driver::get()?;
         let device = driver.device(device)?;
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(stack::retain_primary(&driver, device)?)
+        out.make(|| stack::retain_primary(&driver, device))
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: i32) {

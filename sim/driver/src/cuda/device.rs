@@ -3,68 +3,70 @@
 use super::number;
 use crate::call::export;
 use crate::context::{self, Current};
-use crate::device::{self, Uuid};
+use crate::device::{self, Attributes, Uuid};
 use crate::driver::Driver;
 use crate::raw::{Out, Text, TextOut};
 use crate::status::Status;
 
 /// What attributes without a figure of the machine's say: those of an H200, by the numbers of
 /// `CUdevice_attribute`. Others are 0.
-const ATTRIBUTES: [(u32, i32); 49] = [
-    (1, 1024),
-    (2, 1024),
-    (3, 1024),
-    (4, 64),
-    (5, i32::MAX),
-    (6, 65_535),
-    (7, 65_535),
-    (8, 49_152),
-    (9, 65_536),
-    (10, 32),
-    (11, i32::MAX),
-    (12, 65_536),
-    (13, 1_980_000),
-    (14, 512),
-    (15, 1),
-    (16, 132),
-    (19, 1),
-    (23, 32),
-    (30, 512),
-    (31, 1),
-    (32, 1),
-    (36, 3_201_000),
-    (37, 6144),
-    (38, 62_914_560),
-    (39, 2048),
-    (40, 3),
-    (41, 1),
-    (51, 32),
-    (75, 9),
-    (76, 0),
-    (78, 1),
-    (79, 1),
-    (80, 1),
-    (81, 233_472),
-    (82, 65_536),
-    (87, 2),
-    (90, 1),
-    (91, 1),
-    (97, 232_448),
-    (99, 1),
-    (106, 32),
-    (108, 134_217_728),
-    (109, 41_943_040),
-    (111, 1024),
-    (115, 1),
-    // No sharing between processes, no cooperative launches, no clusters, no multicast.
-    (95, 0),
-    (103, 0),
-    (120, 0),
-    (132, 0),
-];
-const PCI_BUS: u32 = 33;
-const PCI_DOMAIN: u32 = 50;
-const VIRTUAL_MEMORY: u32 = 102;
+const ATTRIBUTES: Attributes = Attributes {
+    pci_bus: 33,
+    pci_domain: 50,
+    virtual_memory: 102,
+    others: &[
+        (1, 1024),
+        (2, 1024),
+        (3, 1024),
+        (4, 64),
+        (5, i32::MAX),
+        (6, 65_535),
+        (7, 65_535),
+        (8, 49_152),
+        (9, 65_536),
+        (10, 32),
+        (11, i32::MAX),
+        (12, 65_536),
+        (13, 1_980_000),
+        (14, 512),
+        (15, 1),
+        (16, 132),
+        (19, 1),
+        (23, 32),
+        (30, 512),
+        (31, 1),
+        (32, 1),
+        (36, 3_201_000),
+        (37, 6144),
+        (38, 62_914_560),
+        (39, 2048),
+        (40, 3),
+        (41, 1),
+        (51, 32),
+        (75, 9),
+        (76, 0),
+        (78, 1),
+        (79, 1),
+        (80, 1),
+        (81, 233_472),
+        (82, 65_536),
+        (87, 2),
+        (90, 1),
+        (91, 1),
+        (97, 232_448),
+        (99, 1),
+        (106, 32),
+        (108, 134_217_728),
+        (109, 41_943_040),
+        (111, 1024),
+        (115, 1),
+        // No sharing between processes, no cooperative launches, no clusters, no multicast.
+        (95, 0),
+        (103, 0),
+        (120, 0),
+        (132, 0),
+    ],
+};
 
 export! {
     fn cuDeviceGetCount(count: Out<i32>) {
@@ -77,9 +79,7 @@ export! {
     }
 
     fn cuDeviceGetName(name: TextOut, room: i32, device: i32) {
-        let driver = Driver::get()?;
-        let info = driver.info(driver.device(device)?)?;
-        name.put(&info.name, usize::try_from(room).unwrap_or(0))
+        device::name(&*Driver::get()?, device, name, room)
     }
 
     fn cuDeviceGetUuid(uuid: Out<Uuid>, device: i32) {
@@ -93,24 +93,11 @@ export! {
     }
 
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) {
-        let driver = Driver::get()?;
-        let total = driver.info(driver.device(device)?)?.total_bytes;
-        bytes.put(usize::try_from(total).unwrap_or(usize::MAX))
+        device::total_bytes(&*Driver::get()?, device, bytes)
     }
 
     fn cuDeviceGetAttribute(value: Out<i32>, attribute: u32, device: i32) {
-        let driver = Driver::get()?;
-        let info = driver.info(driver.device(device)?)?;
-        let pci = device::pci(info);
-        value.put(match attribute {
-            PCI_BUS => pci.bus,
-            PCI_DOMAIN => pci.domain,
-            VIRTUAL_MEMORY => i32::from(info.page_bytes.is_some()),
-            _ => {
-                let known = ATTRIBUTES.iter().find(|(number, _)| *number == attribute);
-                known.map_or(0, |(_, value)| *value)
-            }
-        })
+        value.put(ATTRIBUTES.of(&*Driver::get()?, device, attribute)?)
     }
 
     fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: i32) {
@@ -131,9 +118,7 @@ export! {
     }
 
     fn cuDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) {
-        let driver = Driver::get()?;
-        let (device, peer) = (driver.device(device)?, driver.device(peer)?);
-        can.put(i32::from(context::offers_path(&driver, device, peer)?))
+        device::can_access(&*Driver::get()?, can, device, peer)
     }
 
     fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: u32, from: i32, to: i32) {

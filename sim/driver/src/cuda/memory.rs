@@ -1,7 +1,5 @@
 //! Memory: taking, freeing, filling, copying, and what addresses are.
 
-use ds4_engine::backend::Backend;
-
 use super::number;
 use crate::call::export;
 use crate::context::Current;
@@ -20,10 +18,7 @@ fn pool(device: i32) -> Handle {
 
 fn take(out: Out<u64>, bytes: usize) -> Outcome {
     let current = Current::get()?;
-    if out.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    out.put(memory::allocate(&current, bytes)?)
+    out.make(|| memory::allocate(&current, bytes))
 }
 
 fn give(address: Address) -> Outcome {
@@ -48,22 +43,12 @@ fn fill_stream(to: Address, unit: &[u8], count: usize, stream: Handle) -> Outcom
     memory::fill_units(&current.driver, to, unit, count, queue)
 }
 
-/// A copy in order of the default stream.
 fn now(work: impl FnOnce(&Driver, (Queue, Finish)) -> Outcome) -> Outcome {
-    let current = Current::get()?;
-    work(
-        &current.driver,
-        (Queue::default_of(&current), Finish::Waits),
-    )
+    memory::now(&Current::get()?, work)
 }
 
-/// A copy in order of a stream.
 fn later(stream: Handle, work: impl FnOnce(&Driver, (Queue, Finish)) -> Outcome) -> Outcome {
-    let current = Current::get()?;
-    work(
-        &current.driver,
-        (Queue::of(&current, stream)?, Finish::InOrder),
-    )
+    memory::later(&Current::get()?, stream, work)
 }
 
 /// A copy between the devices of two contexts.
@@ -91,10 +76,7 @@ fn between(
 
 export! {
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
-        let current = Current::get()?;
-        let info = current.driver.sim.memory_info(current.device)?;
-        free.put(usize::try_from(info.free_bytes).unwrap_or(usize::MAX))?;
-        total.put(usize::try_from(info.total_bytes).unwrap_or(usize::MAX))
+        memory::info(&Current::get()?, free, total)
     }
 
     fn cuMemAlloc_v2(out: Out<u64>, bytes: usize) {
@@ -152,18 +134,12 @@ export! {
 
     fn cuMemHostAlloc(out: Out<u64>, bytes: usize, _flags: u32) {
         let current = Current::get()?;
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(host::allocate(&current.driver, bytes)?)
+        out.make(|| host::allocate(&current.driver, bytes))
     }
 
     fn cuMemAllocHost_v2(out: Out<u64>, bytes: usize) {
         let current = Current::get()?;
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(host::allocate(&current.driver, bytes)?)
+        out.make(|| host::allocate(&current.driver, bytes))
     }
 
     fn cuMemFreeHost(host: Host) {
@@ -257,12 +233,7 @@ export! {
     }
 
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: Address) {
-        let driver = Driver::get()?;
-        let range = driver.tables().memory_at(address.0);
-        let (start, length) = range.ok_or(Status::INVALID_VALUE)?;
-        base.offer(start);
-        bytes.offer(usize::try_from(length).unwrap_or(usize::MAX));
-        Ok(())
+        memory::range(&*Driver::get()?, base, bytes, address)
     }
 
     fn cuPointerGetAttribute(out: Out<u64>, attribute: u32, address: Address) {

@@ -12,10 +12,7 @@ use crate::tables::Handle;
 
 fn load(out: Out<Handle>, image: Image) -> Outcome {
     let current = Current::get()?;
-    if out.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    out.put(launch::load(&current, image::ptx_entries(image)?))
+    out.make(|| Ok(launch::load(&current, image::ptx_entries(image)?)))
 }
 
 export! {
@@ -38,10 +35,7 @@ export! {
     }
 
     fn cuModuleGetFunction(out: Out<Handle>, module: Handle, name: Text) {
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(launch::function(&*Driver::get()?, module, name)?)
+        out.make(|| launch::function(&*Driver::get()?, module, name))
     }
 
     fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, _function: Handle) {

@@ -18,10 +18,7 @@ fn queue(handle: Handle) -> Result<(Current, Queue), Status> {
 
 fn create(out: Out<Handle>, flags: u32, priority: i32) -> Outcome {
     let current = Current::get()?;
-    if out.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    out.put(stream::create(&current, flags, priority)?)
+    out.make(|| stream::create(&current, flags, priority))
 }
 
 export! {
@@ -102,10 +99,7 @@ export! {
 
     fn cuEventCreate(out: Out<Handle>, flags: u32) {
         let current = Current::get()?;
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(event::create(&current, flags)?)
+        out.make(|| event::create(&current, flags))
     }
 
     fn cuEventDestroy_v2(event: Handle) {

@@ -26,10 +26,7 @@ export! {
             Ok(current) => current.device,
             Err(_) => driver.device(0)?,
         };
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(vmm::reserve(&driver, device, bytes, align)?)
+        out.make(|| vmm::reserve(&driver, device, bytes, align))
     }
 
     fn cuMemAddressFree(address: Address, bytes: usize) {
@@ -48,10 +45,7 @@ export! {
     }
 
     fn cuMemRetainAllocationHandle(out: Out<Handle>, address: Address) {
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(vmm::retain(&*Driver::get()?, address)?)
+        out.make(|| vmm::retain(&*Driver::get()?, address))
     }
 
     fn cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) {

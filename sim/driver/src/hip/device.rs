@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use super::{DEVICE, current};
 use crate::call::{export, last_error};
 use crate::context;
-use crate::device::{self, Uuid};
+use crate::device::{self, Attributes, Uuid};
 use crate::driver::Driver;
 use crate::raw::{Out, Text, TextOut};
 use crate::status::Status;
@@ -16,37 +16,39 @@ const VERSION: u32 = 60_241_134;
 
 /// What attributes without a figure of the machine's say, by the numbers of `hipDeviceAttribute_t`:
 /// those of an MI300X (gfx942). Others are 0.
-const ATTRIBUTES: [(u32, i32); 26] = [
-    (2, 4),
-    (3, 1),
-    (5, 2_100_000),
-    (8, 1),
-    (19, 4 << 20),
-    (23, 9),
-    (26, 1024),
-    (27, 1024),
-    (28, 1024),
-    (29, i32::MAX),
-    (30, 65_536),
-    (31, 65_536),
-    (56, 1024),
-    (57, 2048),
-    (58, i32::MAX),
-    (59, 8192),
-    (60, 1_300_000),
-    (61, 4),
-    (63, 304),
-    (71, 65_536),
-    (74, 65_536),
-    (76, 65_536),
-    (78, 1),
-    (85, 1),
-    (87, 64),
-    (88, 1),
-];
-const PCI_BUS: u32 = 67;
-const PCI_DOMAIN: u32 = 69;
-const VIRTUAL_MEMORY: u32 = 89;
+const ATTRIBUTES: Attributes = Attributes {
+    pci_bus: 67,
+    pci_domain: 69,
+    virtual_memory: 89,
+    others: &[
+        (2, 4),
+        (3, 1),
+        (5, 2_100_000),
+        (8, 1),
+        (19, 4 << 20),
+        (23, 9),
+        (26, 1024),
+        (27, 1024),
+        (28, 1024),
+        (29, i32::MAX),
+        (30, 65_536),
+        (31, 65_536),
+        (56, 1024),
+        (57, 2048),
+        (58, i32::MAX),
+        (59, 8192),
+        (60, 1_300_000),
+        (61, 4),
+        (63, 304),
+        (71, 65_536),
+        (74, 65_536),
+        (76, 65_536),
+        (78, 1),
+        (85, 1),
+        (87, 64),
+        (88, 1),
+    ],
+};
 
 fn own_version() -> u32 {
     let set = Driver::initialise().ok().and_then(|driver| driver.version);
@@ -134,15 +136,11 @@ export! {
     }
 
     fn hipDeviceGetName(name: TextOut, room: i32, device: i32) {
-        let driver = Driver::initialise()?;
-        let info = driver.info(driver.device(device)?)?;
-        name.put(&info.name, usize::try_from(room).unwrap_or(0))
+        device::name(&*Driver::initialise()?, device, name, room)
     }
 
     fn hipDeviceTotalMem(bytes: Out<usize>, device: i32) {
-        let driver = Driver::initialise()?;
-        let total = driver.info(driver.device(device)?)?.total_bytes;
-        bytes.put(usize::try_from(total).unwrap_or(usize::MAX))
+        device::total_bytes(&*Driver::initialise()?, device, bytes)
     }
 
     fn hipDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: i32) {
@@ -152,18 +150,7 @@ export! {
     }
 
     fn hipDeviceGetAttribute(value: Out<i32>, attribute: u32, device: i32) {
-        let driver = Driver::initialise()?;
-        let info = driver.info(driver.device(device)?)?;
-        let pci = device::pci(info);
-        value.put(match attribute {
-            PCI_BUS => pci.bus,
-            PCI_DOMAIN => pci.domain,
-            VIRTUAL_MEMORY => i32::from(info.page_bytes.is_some()),
-            _ => {
-                let known = ATTRIBUTES.iter().find(|(number, _)| *number == attribute);
-                known.map_or(0, |(_, value)| *value)
-            }
-        })
+        value.put(ATTRIBUTES.of(&*Driver::initialise()?, device, attribute)?)
     }
 
     fn hipDeviceGetPCIBusId(id: TextOut, room: i32, device: i32) {
@@ -182,9 +169,7 @@ export! {
     }
 
     fn hipDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) {
-        let driver = Driver::initialise()?;
-        let (device, peer) = (driver.device(device)?, driver.device(peer)?);
-        can.put(i32::from(context::offers_path(&driver, device, peer)?))
+        device::can_access(&*Driver::initialise()?, can, device, peer)
     }
 
     fn hipDeviceEnablePeerAccess(peer: i32, flags: u32) {

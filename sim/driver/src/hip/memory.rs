@@ -1,6 +1,5 @@
 //! Memory: taking, freeing, filling and copying.
 
-use ds4_engine::backend::Backend;
 use ds4_engine::device::DeviceAddress;
 
 use super::current;
@@ -28,32 +27,21 @@ fn take(out: Out<u64>, bytes: usize) -> Outcome {
 
 fn take_host(out: Out<u64>, bytes: usize) -> Outcome {
     let current = current()?;
-    if out.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    out.put(if bytes == 0 {
-        0
-    } else {
-        host::allocate(&current.driver, bytes)?
+    out.make(|| {
+        Ok(if bytes == 0 {
+            0
+        } else {
+            host::allocate(&current.driver, bytes)?
+        })
     })
 }
 
-/// A copy in order of the default stream.
 fn now(work: impl FnOnce(&Driver, (Queue, Finish)) -> Outcome) -> Outcome {
-    let current = current()?;
-    work(
-        &current.driver,
-        (Queue::default_of(&current), Finish::Waits),
-    )
+    memory::now(&current()?, work)
 }
 
-/// A copy in order of a stream.
 fn later(stream: Handle, work: impl FnOnce(&Driver, (Queue, Finish)) -> Outcome) -> Outcome {
-    let current = current()?;
-    work(
-        &current.driver,
-        (Queue::of(&current, stream)?, Finish::InOrder),
-    )
+    memory::later(&current()?, stream, work)
 }
 
 /// A copy of one of the kinds of `hipMemcpyKind`, which must agree with the addresses.
@@ -105,10 +93,7 @@ fn byte(value: i32) -> [u8; 1] {
 
 export! {
     fn hipMemGetInfo(free: Out<usize>, total: Out<usize>) {
-        let current = current()?;
-        let info = current.driver.sim.memory_info(current.device)?;
-        free.put(usize::try_from(info.free_bytes).unwrap_or(usize::MAX))?;
-        total.put(usize::try_from(info.total_bytes).unwrap_or(usize::MAX))
+        memory::info(&current()?, free, total)
     }
 
     fn hipMalloc(out: Out<u64>, bytes: usize) {
@@ -225,11 +210,6 @@ export! {
     }
 
     fn hipMemGetAddressRange(base: Out<u64>, bytes: Out<usize>, address: Address) {
-        let driver = current()?.driver;
-        let range = driver.tables().memory_at(address.0);
-        let (start, length) = range.ok_or(Status::INVALID_VALUE)?;
-        base.offer(start);
-        bytes.offer(usize::try_from(length).unwrap_or(usize::MAX));
-        Ok(())
+        memory::range(&current()?.driver, base, bytes, address)
     }
 }

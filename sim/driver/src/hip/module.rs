@@ -5,16 +5,13 @@ use crate::call::export;
 use crate::image;
 use crate::launch;
 use crate::raw::{Arguments, Extra, Image, In, Out, Text};
-use crate::status::{Outcome, Status};
+use crate::status::Outcome;
 use crate::stream::Queue;
 use crate::tables::Handle;
 
 fn load(out: Out<Handle>, image: Image) -> Outcome {
     let current = current()?;
-    if out.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    out.put(launch::load(&current, image::code_object_entries(image)?))
+    out.make(|| Ok(launch::load(&current, image::code_object_entries(image)?)))
 }
 
 export! {
@@ -37,10 +34,7 @@ export! {
     }
 
     fn hipModuleGetFunction(out: Out<Handle>, module: Handle, name: Text) {
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(launch::function(&current()?.driver, module, name)?)
+        out.make(|| launch::function(&current()?.driver, module, name))
     }
 
     fn hipModuleLaunchKernel(

@@ -17,18 +17,12 @@ fn queue(handle: Handle) -> Result<(Current, Queue), Status> {
 
 fn create(out: Out<Handle>, flags: u32, priority: i32) -> Outcome {
     let current = current()?;
-    if out.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    out.put(stream::create(&current, flags, priority)?)
+    out.make(|| stream::create(&current, flags, priority))
 }
 
 fn create_event(out: Out<Handle>, flags: u32) -> Outcome {
     let current = current()?;
-    if out.is_null() {
-        return Err(Status::INVALID_VALUE);
-    }
-    out.put(event::create(&current, flags)?)
+    out.make(|| event::create(&current, flags))
 }
 
 export! {

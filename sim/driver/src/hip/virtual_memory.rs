@@ -20,10 +20,7 @@ export! {
         _flags: u64,
     ) {
         let current = current()?;
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(vmm::reserve(&current.driver, current.device, bytes, align)?)
+        out.make(|| vmm::reserve(&current.driver, current.device, bytes, align))
     }
 
     fn hipMemAddressFree(address: Address, bytes: usize) {
@@ -42,10 +39,7 @@ export! {
     }
 
     fn hipMemRetainAllocationHandle(out: Out<Handle>, address: Address) {
-        if out.is_null() {
-            return Err(Status::INVALID_VALUE);
-        }
-        out.put(vmm::retain(&current()?.driver, address)?)
+        out.make(|| vmm::retain(&current()?.driver, address))
     }
 
     fn hipMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) {
