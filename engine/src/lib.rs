@@ -10,3 +10,5 @@ pub mod layers;
 pub mod selection;
 pub mod slab_memory;
 pub mod tp;
+#[cfg(target_os = "linux")]
+pub mod transport;
