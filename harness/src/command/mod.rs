@@ -9,6 +9,7 @@ mod keygen;
 mod plan;
 mod replay;
 mod slab;
+mod tensor_parallel;
 mod validate;
 mod workload;
 
@@ -44,7 +45,12 @@ pub fn main() -> ExitCode {
         Err(error) => return explain(&error),
     };
     let console = Console::new(cli.format);
-    let name = cli.command.as_ref().map_or("ds4", name);
+    let alone = if cli.rank.tensor_parallel {
+        "tensor-parallel"
+    } else {
+        "ds4"
+    };
+    let name = cli.command.as_ref().map_or(alone, name);
     let outcome = run(&cli, &console).unwrap_or_else(|failure| {
         console.remark(&failure.message);
         let text = match cli.format {
@@ -96,7 +102,11 @@ fn ended(exit: Exit, written: io::Result<()>) -> ExitCode {
 }
 
 fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
+    tensor_parallel::refuse_misplaced(cli)?;
     let Some(command) = &cli.command else {
+        if cli.rank.tensor_parallel {
+            return tensor_parallel::run(cli, console);
+        }
         let help = serde_json::json!({ "help": WELCOME });
         return Ok(console.outcome(Exit::Ok, "ds4", WELCOME.to_owned(), help));
     };
