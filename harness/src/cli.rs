@@ -277,7 +277,8 @@ pub struct DevicesArgs {
 /// `ds4 check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Suites: placement, refusal, recovery, determinism, oom-loop, faults, kernels; all if absent.
+    /// Suites: placement, refusal, recovery, determinism, oom-loop, faults, kernels, slab, link; all
+    /// if absent.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub suite: Vec<String>,
     /// One check by name.
@@ -406,6 +407,12 @@ pub enum BenchCommand {
     /// Allocation and free, by mask, size and number of live blocks.
     #[command(after_help = "Example: ds4 bench alloc --quick --only mask")]
     Alloc(BenchArgs),
+    /// Paths between two ranks of this host, 4 B to 64 MiB, one way and both ways at once.
+    #[command(after_help = "Example: ds4 bench link --quick --only 16KiB")]
+    Link(BenchArgs),
+    /// Gates between two ranks of this host, beside a bare exchange of the same bytes.
+    #[command(after_help = "Example: ds4 bench gate --quick --format json")]
+    Gate(BenchArgs),
 }
 
 /// `ds4 bench alloc`.

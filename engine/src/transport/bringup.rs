@@ -76,7 +76,10 @@ impl Rank {
                     self.take_path(transport, &mut meeting);
                     return Ok(());
                 }
-                Said::Message(_) | Said::InStep { .. } | Said::CheckStep { .. } | Said::Finished => {
+                Said::Message(_)
+                | Said::InStep { .. }
+                | Said::CheckStep { .. }
+                | Said::Finished => {
                     return Err(LinkError::Setup(
                         "a peer spoke before a transport was chosen".to_owned(),
                     ));
@@ -151,9 +154,9 @@ impl Meeting {
 
     fn dial(&mut self, rank: u32, channel: Channel, now: Time) -> Result<(), LinkError> {
         let remote = self.setup.remotes.iter().find(|it| it.rank == rank);
-        let remote = remote.cloned().ok_or_else(|| {
-            LinkError::Setup(format!("the address of rank {rank} is not known"))
-        })?;
+        let remote = remote
+            .cloned()
+            .ok_or_else(|| LinkError::Setup(format!("the address of rank {rank} is not known")))?;
         let bytes = self.setup.buffer_bytes;
         self.dials.push(Dialling::new(remote, channel, bytes, now));
         Ok(())
@@ -219,9 +222,7 @@ impl Meeting {
     ) -> Result<(), LinkError> {
         let session = self.session.unwrap_or_default();
         let (key, config) = (self.setup.key.clone(), self.setup.config);
-        let trust = |remote: &Remote, channel| {
-            dialer(&key, &config, remote.rank, channel, session)
-        };
+        let trust = |remote: &Remote, channel| dialer(&key, &config, remote.rank, channel, session);
         let mut proven = Vec::new();
         for dialling in &mut self.dials {
             if let Some(made) = dialling.step(now, &trust).map_err(LinkError::Setup)? {
@@ -230,7 +231,9 @@ impl Meeting {
             } else if let Some(why) = dialling.failure.as_ref().filter(|_| !self.told) {
                 self.told = true;
                 let peer = dialling.remote.rank;
-                notice(&format!("rank {peer} is not there yet ({why}); trying again"));
+                notice(&format!(
+                    "rank {peer} is not there yet ({why}); trying again"
+                ));
             }
         }
         for (made, stream) in proven {
@@ -276,7 +279,10 @@ impl Meeting {
         notice: &mut dyn FnMut(&str),
     ) -> TransportSet {
         let mut proved = Vec::new();
-        let due = rank.clock.now().after(self.setup.config.deadlines.hello_ns / 2);
+        let due = rank
+            .clock
+            .now()
+            .after(self.setup.config.deadlines.hello_ns / 2);
         if offered.has(Transport::Shm) {
             match self.prove_memory(rank) {
                 Ok(()) => proved.push(Transport::Shm),

@@ -79,11 +79,7 @@ impl Incoming {
     }
 
     /// Moves bytes; what was judged comes back.
-    pub(super) fn step(
-        &mut self,
-        now: Time,
-        awaits: &dyn Fn(u32, Channel) -> bool,
-    ) -> Vec<Judged> {
+    pub(super) fn step(&mut self, now: Time, awaits: &dyn Fn(u32, Channel) -> bool) -> Vec<Judged> {
         let mut judged = Vec::new();
         for mut guest in std::mem::take(&mut self.guests) {
             match guest.step(awaits) {

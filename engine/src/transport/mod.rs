@@ -20,6 +20,7 @@ pub mod mapping;
 mod path;
 mod probe;
 mod rank;
+mod raw;
 mod shm;
 mod sockets;
 #[cfg(test)]
@@ -30,6 +31,7 @@ mod wait;
 pub use clock::Clock;
 pub use probe::PROBE_BYTES;
 pub use rank::{LinkError, Mail, Rank, Said};
+pub use raw::RawPath;
 pub use sockets::Listening;
 pub use wait::Wait;
 

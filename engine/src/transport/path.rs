@@ -30,7 +30,11 @@ impl Path {
         match self {
             Self::Tcp(stream) => {
                 let parts = [IoSlice::new(head), IoSlice::new(body)];
-                let parts = if head.is_empty() { &parts[1..] } else { &parts[..] };
+                let parts = if head.is_empty() {
+                    &parts[1..]
+                } else {
+                    &parts[..]
+                };
                 let mut nothing = SendAncillaryBuffer::default();
                 match sendmsg(&*stream, parts, &mut nothing, SendFlags::NOSIGNAL) {
                     Err(Errno::INTR) => Err(ErrorKind::WouldBlock.into()),

@@ -110,10 +110,8 @@ pub(super) fn run(
         if asleep {
             let mut fds: Vec<PollFd<'_>> = Vec::new();
             for (probe, path) in probes.iter().filter(|(probe, _)| !probe.done()) {
-                let (fd, events) = path.sleeps_on(
-                    probe.came < probe.want.len(),
-                    probe.sent < probe.out.len(),
-                );
+                let (fd, events) =
+                    path.sleeps_on(probe.came < probe.want.len(), probe.sent < probe.out.len());
                 fds.push(PollFd::from_borrowed_fd(fd, events));
             }
             let limit = timespec(clock.until(due, Duration::from_millis(50)));
@@ -131,7 +129,9 @@ fn pattern(session: &SessionId, from: u32, to: u32) -> Vec<u8> {
     }
     let words = (0..PROBE_BYTES / 8).flat_map(move |_| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        (state ^ state >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes()
+        (state ^ state >> 29)
+            .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+            .to_le_bytes()
     });
     words.collect()
 }

@@ -507,7 +507,10 @@ impl Rank {
             if head.is_empty() && body.is_empty() {
                 continue;
             }
-            match link.path.read(head, place.get_mut(body).unwrap_or_default()) {
+            match link
+                .path
+                .read(head, place.get_mut(body).unwrap_or_default())
+            {
                 Ok(count) => {
                     moved = true;
                     if let Err(error) = session.gate_read(now, link.peer, count, place) {

@@ -222,9 +222,7 @@ impl ShmPath {
 
     fn room(&mut self) -> io::Result<usize> {
         if self.written == self.written_room_to {
-            let read = self
-                .word(self.side, Word::Read)?
-                .load(Ordering::Acquire);
+            let read = self.word(self.side, Word::Read)?.load(Ordering::Acquire);
             let under_way = self.written.wrapping_sub(read);
             if under_way > ring_bytes() {
                 return Err(nonsense());
@@ -295,7 +293,9 @@ mod tests {
     #[test]
     fn bytes_pass_in_order_and_a_full_ring_takes_no_more() {
         let (mut one, mut two) = pair();
-        let sent: Vec<u8> = (0..1_000_003_u32).map(|i| i.to_le_bytes()[0] ^ 0x5a).collect();
+        let sent: Vec<u8> = (0..1_000_003_u32)
+            .map(|i| i.to_le_bytes()[0] ^ 0x5a)
+            .collect();
         let mut got = vec![0; sent.len()];
         let (mut out, mut come, mut full) = (0, 0, 0);
         while come < got.len() {

@@ -43,7 +43,12 @@ fn config(rank: u32, ranks: u32, transports: &[Transport]) -> Config {
     }
 }
 
-fn setup(rank: u32, ports: &[u16], listening: Option<Listening>, transports: &[Transport]) -> Setup {
+fn setup(
+    rank: u32,
+    ports: &[u16],
+    listening: Option<Listening>,
+    transports: &[Transport],
+) -> Setup {
     let ranks = u32::try_from(ports.len()).unwrap();
     let remotes = (0..rank).map(|lower| Remote {
         rank: lower,
@@ -98,7 +103,10 @@ fn pass(rank: &mut Rank, gate: Gate, bytes: usize) {
     rank.exchange(gate, &fill(own), &mut incoming).unwrap();
     let peers = (0..ranks).filter(|peer| *peer != own);
     for (place, peer) in places.iter().zip(peers) {
-        assert!(*place == fill(peer), "rank {own} has not what rank {peer} sent");
+        assert!(
+            *place == fill(peer),
+            "rank {own} has not what rank {peer} sent"
+        );
     }
 }
 
@@ -142,4 +150,95 @@ fn two_ranks_of_one_host_choose_shared_memory() {
 fn four_ranks_pass_gates_to_each_other_either_way() {
     group(4, &[Transport::Tcp], all_sizes);
     group(4, &[Transport::Shm], all_sizes);
+}
+
+#[test]
+fn gates_of_64_mib_pass_through_buffers_of_2_kib_and_through_large_ones() {
+    for (buffer_bytes, bytes) in [(Some(2048), 3 << 20), (None, 64 << 20)] {
+        let socket = Listening::open("127.0.0.1", 0).unwrap();
+        let ports = [socket.addresses()[0].port(), 0];
+        let leader = thread::spawn(move || {
+            let mut setup = setup(0, &ports, Some(socket), &[Transport::Tcp]);
+            setup.buffer_bytes = buffer_bytes;
+            big(Rank::open(setup, &mut |_| {}).unwrap(), bytes);
+        });
+        let mut setup = setup(1, &ports, None, &[Transport::Tcp]);
+        setup.buffer_bytes = buffer_bytes;
+        big(Rank::open(setup, &mut |_| {}).unwrap(), bytes);
+        leader.join().unwrap();
+    }
+}
+
+fn big(mut rank: Rank, bytes: usize) {
+    let kind = GateKind::Big {
+        bytes: bytes as u64,
+    };
+    let gate = Gate {
+        layer: 0,
+        name: GateName::Attention,
+        kind,
+    };
+    pass(&mut rank, gate, bytes);
+}
+
+#[test]
+fn a_peer_that_dies_is_noticed_at_once_in_a_gate_and_while_idle() {
+    for transports in [&[Transport::Tcp], &[Transport::Shm]] {
+        let socket = Listening::open("127.0.0.1", 0).unwrap();
+        let ports = [socket.addresses()[0].port(), 0];
+        let leader = thread::spawn(move || {
+            let setup = setup(0, &ports, Some(socket), transports);
+            let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+            let gate = Schedule::every_gate(2).unwrap().row_gate(1);
+            let clock = Clock::start();
+            let mut place = [0; 64];
+            let error = rank
+                .exchange(gate, &[1; 64], &mut [&mut place])
+                .unwrap_err();
+            assert!(
+                error.to_string().starts_with("rank 1, layer 0 gate attn"),
+                "{error}"
+            );
+            assert!(clock.now().0 < 3_000_000_000, "{error}");
+        });
+        let setup = setup(1, &ports, None, transports);
+        // It goes without a word.
+        drop(Rank::open(setup, &mut |_| {}).unwrap());
+        leader.join().unwrap();
+    }
+}
+
+#[test]
+fn a_rank_that_waits_asleep_takes_no_processor_time() {
+    let socket = Listening::open("127.0.0.1", 0).unwrap();
+    let ports = [socket.addresses()[0].port(), 0];
+    let leader = thread::spawn(move || {
+        let setup = setup(0, &ports, Some(socket), &[Transport::Tcp]);
+        let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+        let clock = Clock::start();
+        while clock.now().0 < 1_000_000_000 {
+            let _ = rustix::event::poll(
+                &mut [],
+                Some(&super::wait::timespec(std::time::Duration::from_millis(
+                    100,
+                ))),
+            );
+            rank.serve().unwrap();
+        }
+        rank.finish().unwrap();
+    });
+    let mut setup = setup(1, &ports, None, &[Transport::Tcp]);
+    setup.wait = Wait::BLOCK;
+    let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+    let before = processor_ns();
+    assert!(matches!(rank.next().unwrap(), Said::Finished));
+    let used = processor_ns() - before;
+    assert!(used < 50_000_000, "{used} ns of a second");
+    leader.join().unwrap();
+}
+
+/// Processor time of this thread.
+fn processor_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
 }

@@ -15,8 +15,8 @@ pub struct Wait {
 impl Wait {
     /// Sleep at once: slower by a wake-up at each gate, no processor time while idle.
     pub const BLOCK: Self = Self { spin_ns: 0 };
-    /// Look for a millisecond: longer than a gate between ranks that keep pace.
-    pub const ADAPTIVE: Self = Self { spin_ns: 1_000_000 };
+    /// Look for a tenth of a millisecond: longer than a gate between ranks that keep pace.
+    pub const ADAPTIVE: Self = Self { spin_ns: 100_000 };
     /// Look until the deadline.
     pub const SPIN: Self = Self { spin_ns: u64::MAX };
 }

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use ds4_embedded::Interface;
 
+use crate::bench::links::Measured;
 use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
 use crate::output::{Console, Failure, Outcome, failure_object, print, remark};
@@ -137,6 +138,12 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Slab(args) => slab::run(args, console),
         Command::Keygen(args) => keygen::run(args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
+        Command::Bench(BenchCommand::Link(args)) => {
+            bench::links(&cli.machine, args, Measured::Paths, console)
+        }
+        Command::Bench(BenchCommand::Gate(args)) => {
+            bench::links(&cli.machine, args, Measured::Gates, console)
+        }
         Command::Check(args) => check::check(&cli.machine, args, console),
         Command::Validate(args) => validate::run(&cli.machine, args, console),
         Command::FakeCuda(args) => fake::run(&cli.machine, args, Interface::Cuda, console),

@@ -59,7 +59,10 @@ const fn value(seed: u64, index: u64) -> u32 {
     (mix(seed.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 46) as u32
 }
 
-#[expect(clippy::cast_precision_loss, reason = "whole numbers below 2^23 are exact")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "whole numbers below 2^23 are exact"
+)]
 const fn number(value: u32) -> f32 {
     value as f32
 }

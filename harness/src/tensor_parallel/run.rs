@@ -40,8 +40,8 @@ pub fn run_rank(plan: Plan, console: &Console) -> Result<Outcome, Failure> {
     let layout = plan.config.identity.layout;
     let target = plan.machine.fresh()?;
     let allocator = plan.machine.allocator(&target, None)?;
-    let slab = allocate_slab(&allocator, &layout, plan.machine.placement())
-        .map_err(Failure::failed)?;
+    let slab =
+        allocate_slab(&allocator, &layout, plan.machine.placement()).map_err(Failure::failed)?;
     let listening = listen(&plan, console)?;
     let key = plan.key.clone().unwrap_or_else(Key::public);
     if plan.key.is_none() {

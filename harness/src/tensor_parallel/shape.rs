@@ -47,13 +47,12 @@ impl Shape {
         let count = |name: &str| -> Result<u32, Failure> {
             let key = format!("{architecture}.{name}");
             let count = metadata.count(&key).and_then(|it| u32::try_from(it).ok());
-            count.ok_or_else(|| {
-                Failure::usage(format!("{}: no usable {key} in it", path.display()))
-            })
+            count
+                .ok_or_else(|| Failure::usage(format!("{}: no usable {key} in it", path.display())))
         };
         let (n_layer, n_embd) = (count("block_count")?, count("embedding_length")?);
-        let content = hash(path)
-            .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+        let content =
+            hash(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
         Ok(Self {
             name: header.model_name().to_owned(),
             n_layer,
