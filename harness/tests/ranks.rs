@@ -347,6 +347,95 @@ fn a_cut_cable_ends_both_at_the_deadline_and_a_reset_at_once() {
     }
 }
 
+/// Two hosts on one cable, as network namespaces; gone at the end.
+struct Hosts {
+    names: [String; 2],
+}
+
+impl Hosts {
+    fn new() -> Result<Self, String> {
+        let id = std::process::id();
+        let hosts = Self {
+            names: [format!("ds4a{id}"), format!("ds4b{id}")],
+        };
+        let [a, b] = &hosts.names;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        let cable = ["link", "add", "c0", "netns", a, "type", "veth"];
+        ip(&[&cable[..], &["peer", "name", "c0", "netns", b]].concat())?;
+        for (name, address) in [(a, "10.77.0.1/24"), (b, "10.77.0.2/24")] {
+            ip(&["-n", name, "addr", "add", address, "dev", "c0"])?;
+            ip(&["-n", name, "link", "set", "c0", "up"])?;
+        }
+        Ok(hosts)
+    }
+
+    fn spawn(&self, host: usize, arguments: &[&str]) -> Child {
+        let ds4 = ds4();
+        Command::new("ip")
+            .args(["netns", "exec", &self.names[host]])
+            .arg(ds4.get_program())
+            .args(arguments)
+            .args(SHAPE)
+            .args(["--format", "json", "--gate-timeout", "1", "--insecure"])
+            .env_remove("DS4_BACKEND")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output();
+    let output = output.map_err(|error| format!("ip: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    output.status.success().then_some(()).ok_or(said)
+}
+
+#[test]
+fn ranks_of_two_hosts_take_tcp_and_a_pulled_cable_ends_both_at_the_deadline() {
+    let hosts = match Hosts::new() {
+        Ok(hosts) => hosts,
+        Err(why) => {
+            eprintln!("SKIPPED: no two network namespaces here: {why}");
+            return;
+        }
+    };
+    let tp = "--tensor-parallel";
+    let lead = [tp, "--role", "leader", "--listen", "10.77.0.1", "7000"];
+    let mut leader = hosts.spawn(0, &[&lead[..], &["--tokens", "1000000000"]].concat());
+    until_said(&mut leader, "waiting for ranks");
+    let work = [tp, "--role", "worker", "--coordinator", "10.77.0.1", "7000"];
+    let mut worker = hosts.spawn(1, &work);
+    until_said(&mut worker, "gates travel by tcp");
+    thread::sleep(Duration::from_millis(200));
+    ip(&["-n", &hosts.names[1], "link", "set", "c0", "down"]).unwrap();
+    let since = Instant::now();
+    for child in [leader, worker] {
+        let (code, value, _) = ended(child);
+        let why = value["error"]["message"].as_str().unwrap().to_owned();
+        assert_eq!(code, 124, "{why}");
+        assert!(why.contains("rank ") && why.contains("in vain"), "{why}");
+        assert!(
+            value["transport"]["reason"]
+                .as_str()
+                .unwrap()
+                .contains("another host")
+        );
+    }
+    assert!(since.elapsed() < Duration::from_secs(10));
+}
+
 #[test]
 fn flags_that_do_not_fit_together_are_refused_in_words() {
     let tp = "--tensor-parallel";

@@ -65,7 +65,7 @@ pub struct Setup {
     pub remotes: Vec<Remote>,
     /// How it waits.
     pub wait: Wait,
-    /// Bytes of each socket's buffers; the system's choice if absent, which grows with the need.
+    /// Bytes of each socket's send buffer; the system's choice if absent, which grows with the need.
     pub buffer_bytes: Option<usize>,
     /// Set by whoever wants the run to end.
     pub stop: Arc<AtomicBool>,

@@ -224,6 +224,10 @@ impl Rank {
             let now = self.clock.now();
             self.serve_links(now);
             if let Some(said) = self.said.pop_front() {
+                if matches!(said, Said::Finished) {
+                    // The leader waits for the answer to its stop.
+                    self.close();
+                }
                 return Ok(said);
             }
             self.end_if_failed()?;

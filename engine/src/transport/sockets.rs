@@ -116,7 +116,6 @@ pub(super) fn tune(stream: &TcpStream, buffer_bytes: Option<usize>) -> io::Resul
     sockopt::set_tcp_keepcnt(stream, 5)?;
     if let Some(bytes) = buffer_bytes {
         sockopt::set_socket_send_buffer_size(stream, bytes)?;
-        sockopt::set_socket_recv_buffer_size(stream, bytes)?;
     }
     Ok(())
 }

@@ -219,9 +219,7 @@ fn a_rank_that_waits_asleep_takes_no_processor_time() {
         while clock.now().0 < 1_000_000_000 {
             let _ = rustix::event::poll(
                 &mut [],
-                Some(&super::wait::timespec(std::time::Duration::from_millis(
-                    100,
-                ))),
+                Some(&wait::timespec(std::time::Duration::from_millis(100))),
             );
             rank.serve().unwrap();
         }
