@@ -17,10 +17,8 @@ Examples:
   ds4 --gpu-placement=0,1 --tensor-size=64M train
 
 Two ranks that run one model, on two hosts (ds4 keygen -o tp.key, the same file on both):
-  ds4 --tensor-parallel --role leader --listen 0.0.0.0 12345 --transport auto --model M.gguf \
-    --key-file tp.key
-  ds4 --tensor-parallel --role worker --coordinator HOST 12345 --transport auto --model M.gguf \
-    --key-file tp.key
+  ds4 --tensor-parallel --role leader --listen 0.0.0.0 12345 --model M.gguf --key-file tp.key
+  ds4 --tensor-parallel --role worker --coordinator HOST 12345 --model M.gguf --key-file tp.key
 
 Devices are simulated unless --backend names a real one. Exit codes: 0 ok, 1 a check failed or a
 request was refused, 2 usage, 3 regression, 4 nothing done or no device, 70 internal error,
@@ -132,7 +130,8 @@ pub struct RankArgs {
     /// How long to wait for the other ranks; 60 if absent.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub connect_timeout: Option<u64>,
-    /// How long a gate may take; 5 if absent, and 60 for the first.
+    /// How long a gate may take, and a third of how long a peer may be silent; 5 if absent, and 60
+    /// for the first gate.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub gate_timeout: Option<u64>,
 }

@@ -98,6 +98,7 @@ impl Plan {
         if let Some(seconds) = args.gate_timeout {
             deadlines.gate_ns = seconds * SECOND_NS;
             deadlines.first_gate_ns = seconds * SECOND_NS;
+            deadlines.idle_ns = 3 * seconds * SECOND_NS;
         }
         Ok(Self {
             config: Config {
