@@ -66,7 +66,7 @@ impl Rank {
         notice: &mut dyn FnMut(&str),
     ) -> Result<(), LinkError> {
         loop {
-            match self.next()? {
+            match self.hear()? {
                 Said::Probe(offered) => {
                     let proved = meeting.prove(self, offered, notice);
                     let now = self.clock.now();

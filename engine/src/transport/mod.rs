@@ -2,7 +2,7 @@
 //!
 //! [`Rank::open`] brings a rank up: it listens, dials, proves the key on every connection, greets,
 //! probes the paths on themselves and votes. Then [`Rank::exchange`] passes gates and
-//! [`Rank::next`] gives what the peers say. Everything ends at a deadline, by an error that names
+//! [`Rank::hear`] gives what the peers say. Everything ends at a deadline, by an error that names
 //! rank, layer, gate and sequence, or in order with [`Rank::finish`].
 //!
 //! Every socket is non-blocking and every wait is bounded. There is one thread, the caller's: a

@@ -26,7 +26,7 @@ use crate::tp::trust::Channel;
 
 /// The most that a wait lasts before the wish to stop is looked at.
 const LOOK: Duration = Duration::from_millis(100);
-/// Messages that may wait for [`Rank::next`]; then the peer waits.
+/// Messages that may wait for [`Rank::hear`]; then the peer waits.
 const MAIL_MAX: usize = 1024;
 
 /// Why a rank did not come up, or ended.
@@ -218,7 +218,7 @@ impl Rank {
     ///
     /// # Errors
     /// The session has ended, for the reason given.
-    pub fn next(&mut self) -> Result<Said, LinkError> {
+    pub fn hear(&mut self) -> Result<Said, LinkError> {
         let mut idle_since = None;
         loop {
             let now = self.clock.now();
@@ -303,7 +303,7 @@ impl Rank {
     pub fn finish(&mut self) -> Result<(), LinkError> {
         let now = self.clock.now();
         self.session.stop(now)?;
-        while !matches!(self.next()?, Said::Finished) {}
+        while !matches!(self.hear()?, Said::Finished) {}
         self.close();
         Ok(())
     }
@@ -363,11 +363,11 @@ impl Rank {
     }
 
     pub(super) fn replace_path(&mut self, peer: u32, path: Path) {
-        for link in self.links.iter_mut().filter(|link| link.peer == peer) {
-            if let Path::Tcp(stream) = std::mem::replace(&mut link.path, path) {
-                link.beside = Some(stream);
-            }
-            return;
+        let link = self.links.iter_mut().find(|link| link.peer == peer);
+        if let Some(link) = link
+            && let Path::Tcp(stream) = std::mem::replace(&mut link.path, path)
+        {
+            link.beside = Some(stream);
         }
     }
 

@@ -128,7 +128,7 @@ fn all_sizes(rank: &mut Rank) {
     if rank.session().rank() == 0 {
         rank.finish().unwrap();
     } else {
-        assert!(matches!(rank.next().unwrap(), Said::Finished));
+        assert!(matches!(rank.hear().unwrap(), Said::Finished));
         rank.close();
     }
 }
@@ -229,7 +229,7 @@ fn a_rank_that_waits_asleep_takes_no_processor_time() {
     setup.wait = Wait::BLOCK;
     let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
     let before = processor_ns();
-    assert!(matches!(rank.next().unwrap(), Said::Finished));
+    assert!(matches!(rank.hear().unwrap(), Said::Finished));
     let used = processor_ns() - before;
     assert!(used < 50_000_000, "{used} ns of a second");
     leader.join().unwrap();

@@ -271,7 +271,7 @@ impl Worker<'_> {
 
     fn follow(&mut self) -> Result<(), End> {
         loop {
-            match self.rank.next()? {
+            match self.rank.hear()? {
                 Said::Message(mail) => {
                     let done = self.obey(&mail);
                     self.rank.done_with(mail);
@@ -349,7 +349,7 @@ impl Worker<'_> {
         let workers = u64::from(self.rank.session().ranks()) - 1;
         let mut missing = workers * (u64::from(ack) + u64::from(logits));
         while missing > 0 {
-            let Said::Message(mail) = self.rank.next()? else {
+            let Said::Message(mail) = self.rank.hear()? else {
                 continue;
             };
             match mail.message() {
@@ -391,7 +391,7 @@ impl Worker<'_> {
             1
         };
         while missing > 0 {
-            match self.rank.next()? {
+            match self.rank.hear()? {
                 Said::InStep { .. } => missing -= 1,
                 Said::Finished => return Err(unexpected("the end")),
                 Said::Message(_) => return Err(unexpected("a command before the hash")),
