@@ -9,3 +9,5 @@ pub mod hash;
 pub mod selection;
 pub mod slab_memory;
 pub mod tp;
+#[cfg(target_os = "linux")]
+pub mod transport;

@@ -16,6 +16,10 @@ Examples:
   ds4 plan --model model.gguf --gpu-vram 24,24  does this model fit, and where does each layer go
   ds4 --gpu-placement=0,1 --tensor-size=64M train
 
+Two ranks that run one model, on two hosts (ds4 keygen -o tp.key, the same file on both):
+  ds4 --tensor-parallel --role leader --listen 0.0.0.0 12345 --model M.gguf --key-file tp.key
+  ds4 --tensor-parallel --role worker --coordinator HOST 12345 --model M.gguf --key-file tp.key
+
 Devices are simulated unless --backend names a real one. Exit codes: 0 ok, 1 a check failed or a
 request was refused, 2 usage, 3 regression, 4 nothing done or no device, 70 internal error,
 75 busy, 124 deadline, 130 interrupted.";
@@ -56,9 +60,80 @@ pub struct Cli {
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     #[arg(hide_possible_values = true)]
     pub format: Format,
+    /// One rank of a tensor-parallel run.
+    #[command(flatten)]
+    pub rank: RankArgs,
     /// What to do.
     #[command(subcommand)]
     pub command: Option<Command>,
+}
+
+/// `ds4 --tensor-parallel`: the flags of one rank.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Tensor parallelism (no command)")]
+pub struct RankArgs {
+    /// Be one rank of a run: exchange every gate of every token, verified.
+    #[arg(long)]
+    pub tensor_parallel: bool,
+    /// leader (or coordinator) or worker.
+    #[arg(long, value_name = "ROLE")]
+    pub role: Option<String>,
+    /// Where to wait for the other ranks.
+    #[arg(long, num_args = 2, value_names = ["HOST", "PORT"])]
+    pub listen: Option<Vec<String>>,
+    /// Where the leader listens.
+    #[arg(long, num_args = 2, value_names = ["HOST", "PORT"])]
+    pub coordinator: Option<Vec<String>>,
+    /// How gates travel: auto, tcp, shm, rdma, nvlink or nccl.
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
+    /// The model whose gates are exchanged; only its header and a hash of its content are used.
+    #[arg(long, value_name = "FILE.gguf", conflicts_with_all = ["n_layer", "n_embd"])]
+    pub model: Option<PathBuf>,
+    /// Layers, instead of a model.
+    #[arg(long, value_name = "L", requires = "n_embd")]
+    pub n_layer: Option<u32>,
+    /// Numbers in a hidden vector, instead of a model.
+    #[arg(long, value_name = "E", requires = "n_layer")]
+    pub n_embd: Option<u32>,
+    /// Tokens to run; the leader decides; 64 if absent.
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<u64>,
+    /// The file with the group's key, as ds4 keygen writes it; DS4_TP_KEY holds the key itself.
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Run without a key: whoever reaches the port can take part.
+    #[arg(long, conflicts_with = "key_file")]
+    pub insecure: bool,
+    /// The network device of --transport rdma.
+    #[arg(long, value_name = "NAME")]
+    pub rdma_device: Option<String>,
+    /// The address of that device, by its index.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=0x7fff_ffff))]
+    pub rdma_gid_index: Option<u32>,
+    /// Compare a hash of the state every N tokens; 64 if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub debug_hash: Option<u32>,
+    /// Ranks of the group; 2 if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=32))]
+    pub ranks: Option<u32>,
+    /// The worker's rank; 1 if absent.
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=31))]
+    pub rank: Option<u32>,
+    /// Where a lower worker listens, with more than two ranks; once for each.
+    #[arg(long, num_args = 3, value_names = ["RANK", "HOST", "PORT"])]
+    #[arg(action = clap::ArgAction::Append)]
+    pub peer: Vec<String>,
+    /// How to wait: adaptive, spin or block.
+    #[arg(long, value_name = "HOW")]
+    pub wait: Option<String>,
+    /// How long to wait for the other ranks; 60 if absent.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub connect_timeout: Option<u64>,
+    /// How long a gate may take, and a third of how long a peer may be silent; 5 if absent, and 60
+    /// for the first gate.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub gate_timeout: Option<u64>,
 }
 
 /// How a result is printed.
@@ -206,7 +281,8 @@ pub struct DevicesArgs {
 /// `ds4 check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Suites: placement, refusal, recovery, determinism, oom-loop, faults, kernels; all if absent.
+    /// Suites: placement, refusal, recovery, determinism, oom-loop, faults, kernels, slab, link; all
+    /// if absent.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub suite: Vec<String>,
     /// One check by name.
@@ -335,6 +411,12 @@ pub enum BenchCommand {
     /// Allocation and free, by mask, size and number of live blocks.
     #[command(after_help = "Example: ds4 bench alloc --quick --only mask")]
     Alloc(BenchArgs),
+    /// Paths between two ranks of this host, 4 B to 64 MiB, one way and both ways at once.
+    #[command(after_help = "Example: ds4 bench link --quick --only 16KiB")]
+    Link(BenchArgs),
+    /// Gates between two ranks of this host, beside a bare exchange of the same bytes.
+    #[command(after_help = "Example: ds4 bench gate --quick --format json")]
+    Gate(BenchArgs),
 }
 
 /// `ds4 bench alloc`.

@@ -18,6 +18,7 @@ mod signals;
 pub mod stopwatch;
 pub mod suite;
 pub mod target;
+pub mod tensor_parallel;
 pub mod trace;
 pub mod validate;
 pub mod workload;

@@ -6,12 +6,13 @@
 //!
 //! On a real device ([`measure_device`]) the peers are the driver's own ways of taking memory.
 //!
-//! Not here: peers that build C++ or need `unsafe` (the benches crate adds them), kernels and
-//! links.
+//! [`links`] measures the connections of ranks. Not here: peers that build C++ or need `unsafe`
+//! (the benches crate adds them), and kernels.
 
 mod capacity;
 mod counts;
 mod device;
+pub mod links;
 mod measure;
 pub mod peers;
 mod plan;

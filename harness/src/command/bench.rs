@@ -1,7 +1,8 @@
-//! `ds4 bench`: times and capacities beside other allocators.
+//! `ds4 bench`: times and capacities beside other allocators, and connections of ranks.
 
 use serde_json::json;
 
+use crate::bench::links;
 use crate::bench::{Measured, Options, Row, benches, device_benches, measure, measure_device};
 use crate::cli::{BenchArgs, MachineArgs};
 use crate::exit::Exit;
@@ -64,6 +65,49 @@ pub(super) fn alloc(
     let value = json!({
         "backend": resolved.target.kind().name(),
         "origin": resolved.target.origin(),
+        "rows": rows,
+        "incomplete": incomplete,
+        "machine": { "cores": std::thread::available_parallelism().map_or(1, usize::from),
+                     "arch": std::env::consts::ARCH, "os": std::env::consts::OS },
+    });
+    let exit = if incomplete {
+        text.push_str("\nincomplete: interrupted\n");
+        Exit::Interrupted
+    } else {
+        Exit::Ok
+    };
+    Ok(console.outcome(exit, "bench", text, value))
+}
+
+/// Measures the connections of two ranks.
+pub(super) fn links(
+    machine: &MachineArgs,
+    args: &BenchArgs,
+    what: links::Measured,
+    console: &Console,
+) -> Result<Outcome, Failure> {
+    let unused = [Flag::Faults, Flag::Hints, Flag::Topology, Flag::Devices];
+    refuse_flags(machine, &unused, "bench")?;
+    let options = Options {
+        rounds: args.runs as usize,
+        filter: args.only.clone(),
+        quick: args.quick,
+    };
+    let bar = console.progress(0, "measuring");
+    let mut text = String::from("two threads of one process, looking without sleep; p50 first\n\n");
+    let measured = links::measure(what, &options, console.stop(), &mut |row| {
+        bar.inc(1);
+        text.push_str(&format!("{row}\n"));
+    });
+    let (rows, incomplete) = measured.map_err(Failure::failed)?;
+    bar.finish_and_clear();
+    if rows.is_empty() && !incomplete {
+        return Err(Failure {
+            exit: Exit::NothingDone,
+            message: "no bench has that in its name; run it without --only".to_owned(),
+        });
+    }
+    let value = json!({
         "rows": rows,
         "incomplete": incomplete,
         "machine": { "cores": std::thread::available_parallelism().map_or(1, usize::from),

@@ -9,6 +9,7 @@ mod keygen;
 mod plan;
 mod replay;
 mod slab;
+mod tensor_parallel;
 mod validate;
 mod workload;
 
@@ -18,6 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use ds4_embedded::Interface;
 
+use crate::bench::links::Measured;
 use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
 use crate::output::{Console, Failure, Outcome, failure_object, print, remark};
@@ -48,7 +50,12 @@ pub fn main() -> ExitCode {
         Some(Command::FakeCuda(_) | Command::FakeHip(_)) => Console::of_parent(cli.format),
         Some(_) | None => Console::new(cli.format),
     };
-    let name = cli.command.as_ref().map_or("ds4", name);
+    let alone = if cli.rank.tensor_parallel {
+        "tensor-parallel"
+    } else {
+        "ds4"
+    };
+    let name = cli.command.as_ref().map_or(alone, name);
     let outcome = run(&cli, &console).unwrap_or_else(|failure| {
         console.remark(&failure.message);
         let text = match cli.format {
@@ -109,7 +116,11 @@ fn makes_checks(cli: &Cli) -> bool {
 }
 
 fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
+    tensor_parallel::refuse_misplaced(cli)?;
     let Some(command) = &cli.command else {
+        if cli.rank.tensor_parallel {
+            return tensor_parallel::run(cli, console);
+        }
         let help = serde_json::json!({ "help": WELCOME });
         return Ok(console.outcome(Exit::Ok, "ds4", WELCOME.to_owned(), help));
     };
@@ -140,6 +151,12 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Slab(args) => slab::run(args, console),
         Command::Keygen(args) => keygen::run(args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
+        Command::Bench(BenchCommand::Link(args)) => {
+            bench::links(&cli.machine, args, Measured::Paths, console)
+        }
+        Command::Bench(BenchCommand::Gate(args)) => {
+            bench::links(&cli.machine, args, Measured::Gates, console)
+        }
         Command::Check(args) => check::check(&cli.machine, args, console),
         Command::Validate(args) => validate::run(&cli.machine, args, console),
         Command::FakeCuda(args) => fake::run(&cli.machine, args, Interface::Cuda, console),

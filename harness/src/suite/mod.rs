@@ -1,5 +1,5 @@
-//! The conformance suites: one body of checks over the allocator and the kernels, run on every
-//! backend.
+//! The conformance suites: one body of checks over the allocator, the kernels and the
+//! ranks, run on every backend.
 //!
 //! A check works on worlds: an allocator over fresh devices with small, uneven budgets, watched by
 //! a model of its own that trusts none of the allocator's figures. Budgets are the same on every
@@ -14,6 +14,7 @@ mod draw;
 mod faults;
 pub mod junit;
 mod kernels;
+mod link;
 mod model;
 mod oom_loop;
 mod ownership;
@@ -24,6 +25,7 @@ mod rng;
 mod run;
 pub mod script;
 mod shrink;
+mod slab;
 mod streams;
 mod trial;
 mod world;
@@ -52,11 +54,15 @@ pub enum Suite {
     Faults,
     /// Kernels against their references.
     Kernels,
+    /// The memory through which ranks exchange partial results.
+    Slab,
+    /// Groups of ranks on simulated connections.
+    Link,
 }
 
 impl Suite {
     /// All suites, in the order in which they run.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Placement,
         Self::Refusal,
         Self::Recovery,
@@ -64,6 +70,8 @@ impl Suite {
         Self::OomLoop,
         Self::Faults,
         Self::Kernels,
+        Self::Slab,
+        Self::Link,
     ];
 
     /// The name users give it.
@@ -77,6 +85,8 @@ impl Suite {
             Self::OomLoop => "oom-loop",
             Self::Faults => "faults",
             Self::Kernels => "kernels",
+            Self::Slab => "slab",
+            Self::Link => "link",
         }
     }
 

@@ -11,7 +11,8 @@ use super::campaign::panic_text;
 use super::trial::{Check, Failure, Held, Trial};
 use super::{CheckOptions, CheckResult, CheckRun, Sometimes, Suite, Totals, Verdict};
 use super::{
-    determinism, faults, kernels, oom_loop, ownership, placement, recovery, refusal, streams,
+    determinism, faults, kernels, link, oom_loop, ownership, placement, recovery, refusal, slab,
+    streams,
 };
 use crate::target::{BackendKind, Target};
 
@@ -26,6 +27,8 @@ fn checks() -> impl Iterator<Item = &'static Check> {
         oom_loop::CHECKS,
         faults::CHECKS,
         kernels::CHECKS,
+        slab::CHECKS,
+        link::CHECKS,
     ]
     .into_iter()
     .flatten()

@@ -61,6 +61,7 @@ pub(super) struct Tally {
     pub(super) rejected: u64,
     pub(super) faults: u64,
     pub(super) launches: u64,
+    pub(super) gates: u64,
     pub(super) worlds: u64,
     pub(super) sometimes: BTreeMap<&'static str, u64>,
     pub(super) hash: StateHash,
@@ -80,6 +81,7 @@ impl Tally {
         self.rejected += other.rejected;
         self.faults += other.faults;
         self.launches += other.launches;
+        self.gates += other.gates;
         self.worlds += other.worlds;
         for (situation, hits) in &other.sometimes {
             *self.sometimes.entry(situation).or_default() += hits;
@@ -89,7 +91,7 @@ impl Tally {
 
     /// Operations in all; none of them means that nothing was shown.
     pub(super) fn work(&self) -> u64 {
-        self.allocations + self.refusals + self.rejected + self.copies + self.launches
+        self.allocations + self.refusals + self.rejected + self.copies + self.launches + self.gates
     }
 
     /// What was done, for people.
@@ -102,6 +104,7 @@ impl Tally {
             (self.rejected, "bad call rejected", "bad calls rejected"),
             (self.faults, "fault fired", "faults fired"),
             (self.launches, "kernel launched", "kernels launched"),
+            (self.gates, "gate passed", "gates passed"),
             (self.worlds, "history", "histories"),
         ];
         let parts: Vec<String> = counts

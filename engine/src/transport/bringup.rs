@@ -1,0 +1,375 @@
+//! From nothing to a rank that passes gates.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::dialling::Dialling;
+use super::incoming::{Incoming, Judged};
+use super::path::Path;
+use super::probe::{self, Probe};
+use super::rank::{LinkError, Rank, Said};
+use super::shm::ShmPath;
+use super::sockets::same_host;
+use super::wait::timespec;
+use super::{Remote, Setup, unix};
+use crate::tp::session::Phase;
+use crate::tp::time::Time;
+use crate::tp::transport::{Transport, TransportSet};
+use crate::tp::trust::{Channel, Dial, Dialer, Key, Listener, SessionId};
+
+/// The most that a wait lasts before the wish to stop is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long ranks of one host wait for each other at the shared memory.
+const MEMORY_NS: u64 = 2_000_000_000;
+
+/// Random bytes of the system: numbers that are used once.
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+impl Rank {
+    /// Brings a rank up: returns when gates may pass. `notice` is told in words what a person at
+    /// the terminal wants to know.
+    ///
+    /// # Errors
+    /// [`LinkError`]: a peer refuses or did not come in time, the ranks do not fit together, or no
+    /// transport works.
+    pub fn open(setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
+        let mut rank = Self::new(&setup);
+        let meeting = Meeting::new(setup, &rank)?;
+        let connected = meeting.run(&mut rank, notice);
+        let paths = match connected {
+            Ok(paths) => paths,
+            Err(error) => {
+                rank.close();
+                return Err(error);
+            }
+        };
+        let opened = rank.choose(paths, notice);
+        if opened.is_err() {
+            rank.close();
+        }
+        opened.map(|()| rank)
+    }
+
+    /// Probes, votes and waits for the choice.
+    fn choose(
+        &mut self,
+        mut meeting: Meeting,
+        notice: &mut dyn FnMut(&str),
+    ) -> Result<(), LinkError> {
+        loop {
+            match self.hear()? {
+                Said::Probe(offered) => {
+                    let proved = meeting.prove(self, offered, notice);
+                    let now = self.clock.now();
+                    self.session.vote(now, proved);
+                }
+                Said::Ready(transport) => {
+                    self.take_path(transport, &mut meeting);
+                    return Ok(());
+                }
+                Said::Message(_)
+                | Said::InStep { .. }
+                | Said::CheckStep { .. }
+                | Said::Finished => {
+                    return Err(LinkError::Setup(
+                        "a peer spoke before a transport was chosen".to_owned(),
+                    ));
+                }
+            }
+        }
+    }
+
+    fn take_path(&mut self, transport: Transport, meeting: &mut Meeting) {
+        self.chosen = transport;
+        let why_not = std::mem::take(&mut meeting.why_not_shm);
+        self.reason = match (transport, why_not) {
+            (Transport::Shm, _) => {
+                "all ranks run on this host, and its memory passed the probe".to_owned()
+            }
+            (_, Some(why)) => format!("it passed the probe; no shared memory: {why}"),
+            (_, None) => "it passed the probe".to_owned(),
+        };
+        if transport == Transport::Shm {
+            for (peer, path) in meeting.memories.drain(..) {
+                self.replace_path(peer, path);
+            }
+        }
+    }
+}
+
+/// The ranks meet: connections in the making.
+struct Meeting {
+    setup: Setup,
+    session: Option<SessionId>,
+    incoming: Incoming,
+    dials: Vec<Dialling>,
+    unix: Option<UnixListener>,
+    memories: Vec<(u32, Path)>,
+    why_not_shm: Option<String>,
+    told: bool,
+}
+
+impl Meeting {
+    fn new(setup: Setup, rank: &Rank) -> Result<Self, LinkError> {
+        let mut meeting = Self {
+            session: None,
+            incoming: Incoming::default(),
+            dials: Vec::new(),
+            unix: None,
+            memories: Vec::new(),
+            why_not_shm: None,
+            told: false,
+            setup,
+        };
+        if meeting.setup.config.rank == 0 {
+            let session = random().map_err(|error| LinkError::Setup(error.to_string()))?;
+            meeting.know_session(session);
+        } else {
+            let now = rank.clock.now();
+            meeting.dial(0, Channel::Control, now)?;
+        }
+        Ok(meeting)
+    }
+
+    fn know_session(&mut self, session: SessionId) {
+        self.session = Some(session);
+        let config = &self.setup.config;
+        let highest = config.rank.saturating_add(1) >= config.identity.layout.geometry().ranks;
+        if config.transports.has(Transport::Shm) && !highest {
+            match unix::listen(&session, config.rank) {
+                Ok(listener) => self.unix = Some(listener),
+                Err(error) => self.why_not_shm = Some(error.to_string()),
+            }
+        }
+    }
+
+    fn dial(&mut self, rank: u32, channel: Channel, now: Time) -> Result<(), LinkError> {
+        let remote = self.setup.remotes.iter().find(|it| it.rank == rank);
+        let remote = remote
+            .cloned()
+            .ok_or_else(|| LinkError::Setup(format!("the address of rank {rank} is not known")))?;
+        let bytes = self.setup.buffer_bytes;
+        self.dials.push(Dialling::new(remote, channel, bytes, now));
+        Ok(())
+    }
+
+    /// Runs until every connection is there.
+    fn run(mut self, rank: &mut Rank, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
+        while rank.session.phase() == Phase::Connecting {
+            let now = rank.clock.now();
+            self.let_in(rank, now, notice);
+            self.go_out(rank, now, notice)?;
+            rank.serve_links(now);
+            rank.handle_time();
+            if let Some(error) = rank.session.error() {
+                let last = self.dials.iter().find_map(|it| it.failure.clone());
+                return Err(LinkError::Session(error.clone(), last));
+            }
+            if rank.session.phase() == Phase::Connecting {
+                self.sleep(rank);
+            }
+        }
+        self.setup.listening = None;
+        Ok(self)
+    }
+
+    fn let_in(&mut self, rank: &mut Rank, now: Time, notice: &mut dyn FnMut(&str)) {
+        let Some(session) = self.session else {
+            return;
+        };
+        let config = &self.setup.config;
+        let (own, ranks) = (config.rank, config.identity.layout.geometry().ranks);
+        let key = &self.setup.key;
+        let trust = || {
+            let nonce = random().ok()?;
+            Some(Listener::new(key.clone(), own, ranks, session, nonce))
+        };
+        if let Some(listening) = &self.setup.listening {
+            self.incoming
+                .accept(now, listening, self.setup.buffer_bytes, &trust);
+        }
+        // Lower ranks are dialled and never let in.
+        let judged = self.incoming.step(now, &|peer, channel| {
+            peer > own && rank.session.awaits(peer, channel)
+        });
+        for judged in judged {
+            match judged {
+                Judged::Proven(proven, stream) => {
+                    if rank.attach(now, proven.peer, proven.channel, stream) {
+                        let (peer, channel) = (proven.peer, proven.channel);
+                        notice(&format!("rank {peer}: {channel} connection is there"));
+                    }
+                }
+                Judged::Refused(why) => notice(&format!("refused a connection from {why}")),
+            }
+        }
+    }
+
+    fn go_out(
+        &mut self,
+        rank: &mut Rank,
+        now: Time,
+        notice: &mut dyn FnMut(&str),
+    ) -> Result<(), LinkError> {
+        let session = self.session.unwrap_or_default();
+        let (key, config) = (self.setup.key.clone(), self.setup.config);
+        let trust = |remote: &Remote, channel| dialer(&key, &config, remote.rank, channel, session);
+        let mut proven = Vec::new();
+        for dialling in &mut self.dials {
+            if let Some(made) = dialling.step(now, &trust).map_err(LinkError::Setup)? {
+                dialling.failure = None;
+                proven.push(made);
+            } else if let Some(why) = dialling.failure.as_ref().filter(|_| !self.told) {
+                self.told = true;
+                let peer = dialling.remote.rank;
+                notice(&format!(
+                    "rank {peer} is not there yet ({why}); trying again"
+                ));
+            }
+        }
+        for (made, stream) in proven {
+            rank.attach(now, made.peer, made.channel, stream);
+            if made.channel == Channel::Control {
+                self.know_session(made.session);
+                for lower in 0..config.rank {
+                    self.dial(lower, Channel::Data, now)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep(&self, rank: &Rank) {
+        let mut fds = Vec::new();
+        let events = |writes: bool| {
+            if writes {
+                PollFlags::OUT
+            } else {
+                PollFlags::IN
+            }
+        };
+        let listening = self.setup.listening.iter().flat_map(|it| &it.sockets);
+        if self.session.is_some() {
+            fds.extend(listening.map(|it| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::IN)));
+        }
+        let made = self.dials.iter().filter_map(Dialling::stream);
+        for (stream, writes) in self.incoming.streams().chain(made) {
+            fds.push(PollFd::from_borrowed_fd(stream.as_fd(), events(writes)));
+        }
+        rank.push_control(&mut fds);
+        let limit = timespec(rank.clock.until(rank.session.next_deadline(), LOOK));
+        // An interrupted wait is a short one.
+        let _ = poll(&mut fds, Some(&limit));
+    }
+
+    /// Which of the offered transports work, by a probe of each on its own path.
+    fn prove(
+        &mut self,
+        rank: &mut Rank,
+        offered: TransportSet,
+        notice: &mut dyn FnMut(&str),
+    ) -> TransportSet {
+        let mut proved = Vec::new();
+        let due = rank
+            .clock
+            .now()
+            .after(self.setup.config.deadlines.hello_ns / 2);
+        if offered.has(Transport::Shm) {
+            match self.prove_memory(rank) {
+                Ok(()) => proved.push(Transport::Shm),
+                Err(why) => self.why_not_shm = Some(why),
+            }
+        } else if self.setup.config.transports.has(Transport::Shm) {
+            self.why_not_shm = Some("a peer does not offer it".to_owned());
+        }
+        if offered.has(Transport::Tcp) {
+            let session = self.session.unwrap_or_default();
+            let own = self.setup.config.rank;
+            let clock = rank.clock;
+            let mut probes: Vec<(Probe, &mut Path)> = rank
+                .paths()
+                .map(|(peer, path)| (Probe::new(&session, own, peer), path))
+                .collect();
+            match probe::run(&clock, due, &mut probes) {
+                Ok(()) => proved.push(Transport::Tcp),
+                Err(why) => notice(&format!("the data connection failed its probe: {why}")),
+            }
+        }
+        TransportSet::of(&proved)
+    }
+
+    /// Shared memory with every peer, probed.
+    fn prove_memory(&mut self, rank: &mut Rank) -> Result<(), String> {
+        if let Some(why) = self.why_not_shm.take() {
+            return Err(why);
+        }
+        let streams: Vec<(u32, bool)> = rank
+            .data_streams()
+            .map(|(peer, stream)| (peer, same_host(stream)))
+            .collect();
+        if let Some((peer, _)) = streams.iter().find(|(_, same)| !same) {
+            return Err(format!("rank {peer} is on another host"));
+        }
+        let session = self.session.unwrap_or_default();
+        let clock = rank.clock;
+        let due = clock.now().after(MEMORY_NS);
+        let (key, config) = (self.setup.key.clone(), self.setup.config);
+        let (own, ranks) = (config.rank, config.identity.layout.geometry().ranks);
+        let words = |error: io::Error| error.to_string();
+        let mut memories = Vec::new();
+        for peer in 0..own {
+            let dialer = dialer(&key, &config, peer, Channel::Data, session).map_err(words)?;
+            let bell = unix::connect(&session, peer, dialer).map_err(words)?;
+            let path = ShmPath::receive(bell).map_err(words)?;
+            memories.push((peer, Path::Shm(Box::new(path))));
+        }
+        while memories.len() < streams.len() {
+            let listener = self.unix.as_ref().ok_or("no socket to hand it over")?;
+            let trust = || Ok(Listener::new(key.clone(), own, ranks, session, random()?));
+            let (peer, bell) = unix::accept(&clock, due, listener, &trust, &|peer| {
+                peer > own && memories.iter().all(|(there, _)| *there != peer)
+            })
+            .map_err(words)?;
+            let path = ShmPath::create(bell).map_err(words)?;
+            memories.push((peer, Path::Shm(Box::new(path))));
+        }
+        let mut probes: Vec<(Probe, &mut Path)> = memories
+            .iter_mut()
+            .map(|(peer, path)| (Probe::new(&session, own, *peer), path))
+            .collect();
+        probe::run(&clock, due, &mut probes)?;
+        drop(probes);
+        self.memories = memories;
+        Ok(())
+    }
+}
+
+fn dialer(
+    key: &Key,
+    config: &crate::tp::session::Config,
+    peer: u32,
+    channel: Channel,
+    session: SessionId,
+) -> io::Result<Dialer> {
+    let session = match channel {
+        Channel::Control => SessionId::default(),
+        Channel::Data => session,
+    };
+    let dial = Dial {
+        channel,
+        own: config.rank,
+        peer,
+        ranks: config.identity.layout.geometry().ranks,
+        session,
+    };
+    Ok(Dialer::new(key.clone(), dial, random()?))
+}

@@ -1,0 +1,173 @@
+//! Connections that this rank makes: every address of the name, again and again until one answers.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+use super::Remote;
+use super::incoming::PROOF_NS;
+use super::path::is_later;
+use super::sockets::{dial, dialled, resolve, tune};
+use crate::tp::time::Time;
+use crate::tp::trust::{Channel, Dialer, Proven, Step};
+
+/// How long one address may take to answer.
+const ANSWER_NS: u64 = 3_000_000_000;
+/// From one round over the addresses to the next.
+const PAUSE_NS: u64 = 200_000_000;
+
+/// A connection in the making.
+pub(super) struct Dialling {
+    pub(super) remote: Remote,
+    pub(super) channel: Channel,
+    state: State,
+    addresses: VecDeque<SocketAddr>,
+    buffer_bytes: Option<usize>,
+    /// Why the last attempt failed.
+    pub(super) failure: Option<String>,
+}
+
+enum State {
+    Waiting(Time),
+    Begun(TcpStream, SocketAddr, Time),
+    Proving(TcpStream, Box<Dialer>, Time),
+    Over,
+}
+
+impl Dialling {
+    pub(super) fn new(
+        remote: Remote,
+        channel: Channel,
+        buffer_bytes: Option<usize>,
+        now: Time,
+    ) -> Self {
+        Self {
+            remote,
+            channel,
+            state: State::Waiting(now),
+            addresses: VecDeque::new(),
+            buffer_bytes,
+            failure: None,
+        }
+    }
+
+    /// Moves on. A proven connection comes back once; an error is final.
+    pub(super) fn step(
+        &mut self,
+        now: Time,
+        trust: &dyn Fn(&Remote, Channel) -> io::Result<Dialer>,
+    ) -> Result<Option<(Proven, TcpStream)>, String> {
+        loop {
+            match std::mem::replace(&mut self.state, State::Over) {
+                State::Over => return Ok(None),
+                State::Waiting(until) => {
+                    if now < until {
+                        self.state = State::Waiting(until);
+                        return Ok(None);
+                    }
+                    match resolve(&self.remote.host, self.remote.port) {
+                        Ok(found) => self.addresses = found.into(),
+                        Err(error) => self.failure = Some(error.to_string()),
+                    }
+                    self.next_address(now);
+                }
+                State::Begun(stream, address, until) => {
+                    let failed = dialled(&stream).err();
+                    if failed.is_none() && stream.peer_addr().is_err() && now < until {
+                        self.state = State::Begun(stream, address, until);
+                        return Ok(None);
+                    }
+                    let connected = match failed {
+                        Some(error) => Err(error),
+                        None => stream.peer_addr().map(|_| ()),
+                    };
+                    let ready = connected
+                        .and_then(|()| tune(&stream, self.buffer_bytes))
+                        .and_then(|()| trust(&self.remote, self.channel));
+                    match ready {
+                        Ok(dialer) => {
+                            let until = now.after(PROOF_NS);
+                            self.state = State::Proving(stream, Box::new(dialer), until);
+                        }
+                        Err(error) => {
+                            self.failure = Some(format!("{address}: {error}"));
+                            self.next_address(now);
+                        }
+                    }
+                }
+                State::Proving(mut stream, mut dialer, until) => {
+                    match prove(&mut stream, &mut dialer) {
+                        Ok(Step::Done(proven)) => return Ok(Some((proven, stream))),
+                        Ok(Step::Refused(refused)) => {
+                            let Remote { host, port, .. } = &self.remote;
+                            return Err(format!("{host} port {port}: {refused}"));
+                        }
+                        Ok(Step::More) if now < until => {
+                            self.state = State::Proving(stream, dialer, until);
+                            return Ok(None);
+                        }
+                        Ok(Step::More) => {
+                            self.failure = Some("it did not answer the handshake".to_owned());
+                            self.next_address(now);
+                        }
+                        Err(error) => {
+                            self.failure = Some(error.to_string());
+                            self.next_address(now);
+                        }
+                    }
+                }
+            }
+            if matches!(self.state, State::Waiting(until) if until > now) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The socket to wait for, and whether it is to be written.
+    pub(super) fn stream(&self) -> Option<(&TcpStream, bool)> {
+        match &self.state {
+            State::Waiting(_) | State::Over => None,
+            State::Begun(stream, _, _) => Some((stream, true)),
+            State::Proving(stream, dialer, _) => Some((stream, !dialer.to_write().is_empty())),
+        }
+    }
+
+    fn next_address(&mut self, now: Time) {
+        while let Some(address) = self.addresses.pop_front() {
+            match dial(address) {
+                Ok(stream) => {
+                    self.state = State::Begun(stream, address, now.after(ANSWER_NS));
+                    return;
+                }
+                Err(error) => self.failure = Some(format!("{address}: {error}")),
+            }
+        }
+        self.state = State::Waiting(now.after(PAUSE_NS));
+    }
+}
+
+fn prove(stream: &mut TcpStream, dialer: &mut Dialer) -> io::Result<Step> {
+    loop {
+        while !dialer.to_write().is_empty() {
+            match stream.write(dialer.to_write()) {
+                Ok(count) => dialer.wrote(count),
+                Err(error) if is_later(&error) => return Ok(Step::More),
+                Err(error) => return Err(error),
+            }
+        }
+        match stream.read(dialer.to_read()) {
+            Ok(0) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "it closed the connection during the handshake",
+                ));
+            }
+            Ok(count) => match dialer.read(count) {
+                Step::More => {}
+                step @ (Step::Done(_) | Step::Refused(_)) => return Ok(step),
+            },
+            Err(error) if is_later(&error) => return Ok(Step::More),
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Connections of ranks: sockets and shared memory under the session of [`crate::tp`].
+//!
+//! [`Rank::open`] brings a rank up: it listens, dials, proves the key on every connection, greets,
+//! probes the paths on themselves and votes. Then [`Rank::exchange`] passes gates and
+//! [`Rank::hear`] gives what the peers say. Everything ends at a deadline, by an error that names
+//! rank, layer, gate and sequence, or in order with [`Rank::finish`].
+//!
+//! Every socket is non-blocking and every wait is bounded. There is one thread, the caller's: a
+//! rank that computes for long calls [`Rank::serve`] now and then, for the peers take silence for
+//! death.
+//!
+//! Linux only. Not here: links of GPUs, which place payloads themselves.
+
+mod bringup;
+mod clock;
+mod dialling;
+mod incoming;
+#[expect(unsafe_code, reason = "memory that another process writes")]
+pub mod mapping;
+mod path;
+mod probe;
+mod rank;
+mod raw;
+mod shm;
+mod sockets;
+#[cfg(test)]
+mod tests;
+mod unix;
+mod wait;
+
+pub use clock::Clock;
+pub use probe::PROBE_BYTES;
+pub use rank::{LinkError, Mail, Rank, Said};
+pub use raw::RawPath;
+pub use sockets::Listening;
+pub use wait::Wait;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::tp::session::Config;
+use crate::tp::trust::Key;
+
+/// Where a lower rank listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The rank.
+    pub rank: u32,
+    /// Its host, by name or address.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+}
+
+/// What a rank needs to come up.
+#[derive(Debug)]
+pub struct Setup {
+    /// What it is, and how long it waits.
+    pub config: Config,
+    /// The group's key.
+    pub key: Key,
+    /// Where it waits for higher ranks; the highest does not.
+    pub listening: Option<Listening>,
+    /// Where all lower ranks are.
+    pub remotes: Vec<Remote>,
+    /// How it waits.
+    pub wait: Wait,
+    /// Bytes of each socket's send buffer; the system's choice if absent, which grows with the need.
+    pub buffer_bytes: Option<usize>,
+    /// Set by whoever wants the run to end.
+    pub stop: Arc<AtomicBool>,
+}

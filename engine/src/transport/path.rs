@@ -1,0 +1,114 @@
+//! The way that gates take to one peer.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::shm::ShmPath;
+
+/// A way, in order and without loss, that never blocks.
+///
+/// Links that place payloads themselves (RDMA, NVLink) become further variants.
+#[derive(Debug)]
+pub(super) enum Path {
+    /// The data connection.
+    Tcp(TcpStream),
+    /// Shared memory; the data connection stays open beside it.
+    Shm(Box<ShmPath>),
+}
+
+impl Path {
+    /// Writes a header and what follows in one go, as much as there is room for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldBlock`] when there is no room; anything else ends the path.
+    pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => {
+                let parts = [IoSlice::new(head), IoSlice::new(body)];
+                let parts = if head.is_empty() {
+                    &parts[1..]
+                } else {
+                    &parts[..]
+                };
+                let mut nothing = SendAncillaryBuffer::default();
+                match sendmsg(&*stream, parts, &mut nothing, SendFlags::NOSIGNAL) {
+                    Err(Errno::INTR) => Err(ErrorKind::WouldBlock.into()),
+                    sent => Ok(sent?),
+                }
+            }
+            Self::Shm(shm) => shm.write(head, body),
+        }
+    }
+
+    /// Reads a header and what follows in one go, as much as is there.
+    ///
+    /// # Errors
+    /// As for [`Path::write`]; the peer's orderly end is [`ErrorKind::UnexpectedEof`].
+    pub(super) fn read(&mut self, head: &mut [u8], body: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => {
+                let read = if head.is_empty() {
+                    stream.read(body)
+                } else {
+                    stream.read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
+                };
+                match read {
+                    Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {
+                        Err(ErrorKind::WouldBlock.into())
+                    }
+                    other => other,
+                }
+            }
+            Self::Shm(shm) => shm.read(head, body),
+        }
+    }
+
+    /// Prepares to sleep; false when there is something to do already.
+    pub(super) fn doze(&mut self, writes: bool) -> io::Result<bool> {
+        match self {
+            Self::Tcp(_) => Ok(true),
+            Self::Shm(shm) => shm.doze(writes),
+        }
+    }
+
+    /// What to sleep on.
+    pub(super) fn sleeps_on(&self, reads: bool, writes: bool) -> (BorrowedFd<'_>, PollFlags) {
+        match self {
+            Self::Tcp(stream) => {
+                let mut events = PollFlags::empty();
+                events.set(PollFlags::IN, reads);
+                events.set(PollFlags::OUT, writes);
+                (stream.as_fd(), events)
+            }
+            Self::Shm(shm) => (shm.bell().as_fd(), PollFlags::IN),
+        }
+    }
+
+    /// Looks at what a path has beside its bytes: whether the peer lives.
+    pub(super) fn listen(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(_) => Ok(()),
+            Self::Shm(shm) => shm.listen(),
+        }
+    }
+
+    /// How often to look in vain before the clock and the control connection are looked at: a
+    /// look at a socket is a call of the system, one at memory is not.
+    pub(super) const fn looks(&self) -> u32 {
+        match self {
+            Self::Tcp(_) => 64,
+            Self::Shm(_) => 2048,
+        }
+    }
+}
+
+/// Whether nothing went wrong but that nothing could be done now.
+pub(super) fn is_later(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::WouldBlock
+}

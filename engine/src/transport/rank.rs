@@ -1,0 +1,581 @@
+//! One rank with its connections: the loop that moves bytes between sockets and session.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::Setup;
+use super::clock::Clock;
+use super::path::{Path, is_later};
+use super::wait::{Wait, timespec};
+use crate::tp::command::{Message, Reserved};
+use crate::tp::error::TpError;
+use crate::tp::frame::Kind;
+use crate::tp::schedule::Gate;
+use crate::tp::session::{Event, Phase, Session};
+use crate::tp::time::Time;
+use crate::tp::transport::{Transport, TransportSet};
+use crate::tp::trust::Channel;
+
+/// The most that a wait lasts before the wish to stop is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// Messages that may wait for [`Rank::hear`]; then the peer waits.
+const MAIL_MAX: usize = 1024;
+
+/// Why a rank did not come up, or ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkError {
+    /// It did not come up.
+    Setup(String),
+    /// The session ended; and what the last attempt to connect said, where one was missing.
+    Session(TpError, Option<String>),
+}
+
+impl fmt::Display for LinkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Setup(why) => f.write_str(why),
+            Self::Session(error, None) => error.fmt(f),
+            Self::Session(error, Some(last)) => write!(f, "{error}; last attempt: {last}"),
+        }
+    }
+}
+
+impl std::error::Error for LinkError {}
+
+impl From<TpError> for LinkError {
+    fn from(error: TpError) -> Self {
+        Self::Session(error, None)
+    }
+}
+
+/// A command or an answer that came.
+#[derive(Clone, Debug)]
+pub struct Mail {
+    /// Who sent it.
+    pub peer: u32,
+    kind: Kind,
+    payload: Vec<u8>,
+}
+
+impl Mail {
+    /// What it says.
+    #[must_use]
+    pub fn message(&self) -> Option<Message<'_>> {
+        Message::decode(self.kind, &self.payload, Reserved::Zero).ok()
+    }
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Said {
+    /// The transports that all ranks may use: only before [`Rank::open`] returns.
+    Probe(TransportSet),
+    /// The choice of them: only before [`Rank::open`] returns.
+    Ready(Transport),
+    /// A command or an answer. Give it back with [`Rank::done_with`].
+    Message(Mail),
+    /// A peer's state has the hash that the own one has.
+    InStep {
+        /// The peer.
+        peer: u32,
+        /// When the hashes were taken.
+        seq: u64,
+    },
+    /// A peer asks for the hash of the state.
+    CheckStep {
+        /// The peer.
+        peer: u32,
+        /// When its hash was taken.
+        seq: u64,
+    },
+    /// The orderly end.
+    Finished,
+}
+
+#[derive(Debug)]
+struct Link {
+    peer: u32,
+    path: Path,
+    /// The data connection, where gates take another way.
+    beside: Option<TcpStream>,
+    open: bool,
+}
+
+#[derive(Debug)]
+struct Control {
+    peer: u32,
+    stream: TcpStream,
+    open: bool,
+}
+
+/// One rank.
+#[derive(Debug)]
+pub struct Rank {
+    pub(super) clock: Clock,
+    pub(super) session: Session,
+    pub(super) chosen: Transport,
+    pub(super) reason: String,
+    wait: Wait,
+    stop: Arc<AtomicBool>,
+    control: Vec<Control>,
+    links: Vec<Link>,
+    said: VecDeque<Said>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Rank {
+    pub(super) fn new(setup: &Setup) -> Self {
+        let clock = Clock::start();
+        Self {
+            session: Session::new(clock.now(), setup.config),
+            clock,
+            chosen: Transport::Tcp,
+            reason: String::new(),
+            wait: setup.wait,
+            stop: Arc::clone(&setup.stop),
+            control: Vec::new(),
+            links: Vec::new(),
+            said: VecDeque::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// The session, for what it knows.
+    #[must_use]
+    pub const fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The transport that the ranks chose, and why.
+    #[must_use]
+    pub fn chosen(&self) -> (Transport, &str) {
+        (self.chosen, &self.reason)
+    }
+
+    /// Passes a gate: `out` goes to every peer, and each peer's part comes into its place of
+    /// `incoming`, which has one for each peer, in the order of their ranks.
+    ///
+    /// # Errors
+    /// The session has ended, for the reason given: what lies in `incoming` is worthless.
+    pub fn exchange(
+        &mut self,
+        gate: Gate,
+        out: &[u8],
+        incoming: &mut [&mut [u8]],
+    ) -> Result<(), LinkError> {
+        let fits = incoming.len() == self.links.len()
+            && incoming.iter().all(|place| place.len() == out.len());
+        if !fits {
+            return Err(LinkError::Setup(
+                "a gate needs a place of its own size for each peer".to_owned(),
+            ));
+        }
+        let mut now = self.clock.now();
+        self.session.gate_begin(now, gate, out)?;
+        let looks = self.links.first().map_or(1, |link| link.path.looks());
+        let (mut vain, mut steps, mut idle_since) = (0, 0_u32, now);
+        while self.session.in_gate() {
+            let moved = self.move_gate(now, out, incoming)?;
+            steps = steps.wrapping_add(1);
+            if moved {
+                vain = 0;
+                if steps.is_multiple_of(64) {
+                    now = self.clock.now();
+                    idle_since = now;
+                    self.serve_links(now);
+                    self.end_if_failed()?;
+                }
+                continue;
+            }
+            if vain == 0 && self.wait.spin_ns > 0 {
+                now = self.clock.now();
+                idle_since = now;
+            }
+            vain += 1;
+            std::hint::spin_loop();
+            if vain % looks == 0 || self.wait.spin_ns == 0 {
+                now = self.clock.now();
+                self.serve_links(now);
+                self.hear_links(now);
+                self.end_if_failed()?;
+                if now.since(idle_since) >= self.wait.spin_ns {
+                    self.sleep_in_gate(now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What happened next; waits for it.
+    ///
+    /// # Errors
+    /// The session has ended, for the reason given.
+    pub fn hear(&mut self) -> Result<Said, LinkError> {
+        let mut idle_since = None;
+        loop {
+            let now = self.clock.now();
+            self.serve_links(now);
+            if let Some(said) = self.said.pop_front() {
+                if matches!(said, Said::Finished) {
+                    // The leader waits for the answer to its stop.
+                    self.close();
+                }
+                return Ok(said);
+            }
+            self.end_if_failed()?;
+            if self.session.phase() == Phase::Closed {
+                return Ok(Said::Finished);
+            }
+            let since = *idle_since.get_or_insert(now);
+            if now.since(since) >= self.wait.spin_ns {
+                let mut fds = Vec::new();
+                self.push_control(&mut fds);
+                let limit = timespec(self.clock.until(self.session.next_deadline(), LOOK));
+                // An interrupted wait is a short one.
+                let _ = poll(&mut fds, Some(&limit));
+            }
+        }
+    }
+
+    /// What happened already; never waits.
+    ///
+    /// # Errors
+    /// The session has ended, for the reason given.
+    pub fn serve(&mut self) -> Result<Option<Said>, LinkError> {
+        let now = self.clock.now();
+        self.serve_links(now);
+        self.end_if_failed()?;
+        Ok(self.said.pop_front())
+    }
+
+    /// Gives a message's memory back, so that the next one needs none.
+    pub fn done_with(&mut self, mail: Mail) {
+        if self.spare.len() < 8 {
+            self.spare.push(mail.payload);
+        }
+    }
+
+    /// The leader's next command.
+    ///
+    /// # Errors
+    /// As [`Session::command`].
+    pub fn command(&mut self, message: &Message<'_>) -> Result<(), LinkError> {
+        let now = self.clock.now();
+        self.session.command(now, message)?;
+        self.serve_links(now);
+        Ok(())
+    }
+
+    /// A worker's answer.
+    ///
+    /// # Errors
+    /// As [`Session::answer`].
+    pub fn answer(&mut self, message: &Message<'_>) -> Result<(), LinkError> {
+        let now = self.clock.now();
+        self.session.answer(now, message)?;
+        self.serve_links(now);
+        Ok(())
+    }
+
+    /// Compares a hash of the state with the peers'.
+    ///
+    /// # Errors
+    /// As [`Session::check_step`].
+    pub fn check_step(&mut self, seq: u64, hash: u64) -> Result<(), LinkError> {
+        let now = self.clock.now();
+        self.session.check_step(now, seq, hash)?;
+        self.serve_links(now);
+        Ok(())
+    }
+
+    /// The leader ends the run in order and waits until every worker knows.
+    ///
+    /// # Errors
+    /// The session ended otherwise.
+    pub fn finish(&mut self) -> Result<(), LinkError> {
+        let now = self.clock.now();
+        self.session.stop(now)?;
+        while !matches!(self.hear()?, Said::Finished) {}
+        self.close();
+        Ok(())
+    }
+
+    /// Gives up and tells the peers why.
+    pub fn abort(&mut self, why: &str) {
+        let now = self.clock.now();
+        self.session.abort(now, why);
+        self.close();
+    }
+
+    /// Writes what is left to say, for as long as the deadline of closing allows.
+    pub fn close(&mut self) {
+        loop {
+            let now = self.clock.now();
+            self.serve_links(now);
+            let over = self.session.is_over(now);
+            let ended = matches!(self.session.phase(), Phase::Closed | Phase::Failed);
+            if over || !ended {
+                return;
+            }
+            let mut fds = Vec::new();
+            self.push_control(&mut fds);
+            // An interrupted wait is a short one.
+            let _ = poll(&mut fds, Some(&timespec(Duration::from_millis(20))));
+        }
+    }
+
+    pub(super) fn attach(
+        &mut self,
+        now: Time,
+        peer: u32,
+        channel: Channel,
+        stream: TcpStream,
+    ) -> bool {
+        if !self.session.attach(now, peer, channel) {
+            return false;
+        }
+        match channel {
+            Channel::Control => self.control.push(Control {
+                peer,
+                stream,
+                open: true,
+            }),
+            Channel::Data => {
+                let at = self.links.partition_point(|link| link.peer < peer);
+                let link = Link {
+                    peer,
+                    path: Path::Tcp(stream),
+                    beside: None,
+                    open: true,
+                };
+                self.links.insert(at, link);
+            }
+        }
+        true
+    }
+
+    pub(super) fn replace_path(&mut self, peer: u32, path: Path) {
+        let link = self.links.iter_mut().find(|link| link.peer == peer);
+        if let Some(link) = link
+            && let Path::Tcp(stream) = std::mem::replace(&mut link.path, path)
+        {
+            link.beside = Some(stream);
+        }
+    }
+
+    pub(super) fn paths(&mut self) -> impl Iterator<Item = (u32, &mut Path)> {
+        self.links
+            .iter_mut()
+            .map(|link| (link.peer, &mut link.path))
+    }
+
+    pub(super) fn data_streams(&self) -> impl Iterator<Item = (u32, &TcpStream)> {
+        self.links.iter().filter_map(|link| match &link.path {
+            Path::Tcp(stream) => Some((link.peer, stream)),
+            Path::Shm(_) => None,
+        })
+    }
+
+    /// Adds the control connections to what is waited for.
+    pub(super) fn push_control<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        for link in self.control.iter().filter(|link| link.open) {
+            let mut events = PollFlags::IN;
+            events.set(
+                PollFlags::OUT,
+                !self.session.control_to_write(link.peer).is_empty(),
+            );
+            fds.push(PollFd::from_borrowed_fd(link.stream.as_fd(), events));
+        }
+    }
+
+    /// Moves bytes of the control connections, lets time pass, and takes events.
+    pub(super) fn serve_links(&mut self, now: Time) {
+        let session = &mut self.session;
+        for link in self.control.iter_mut().filter(|link| link.open) {
+            loop {
+                let room = session.control_to_read(link.peer);
+                if room.is_empty() {
+                    break;
+                }
+                match link.stream.read(room) {
+                    Ok(0) => {
+                        link.open = false;
+                        session.closed(now, link.peer, Channel::Control);
+                        break;
+                    }
+                    Ok(count) => session.control_read(now, link.peer, count),
+                    Err(error) if is_later(&error) => break,
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(_) => {
+                        link.open = false;
+                        session.closed(now, link.peer, Channel::Control);
+                        break;
+                    }
+                }
+            }
+            while link.open {
+                let words = session.control_to_write(link.peer);
+                if words.is_empty() {
+                    break;
+                }
+                match link.stream.write(words) {
+                    Ok(count) => session.control_wrote(link.peer, count),
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    // What was still to be read says more than a broken connection.
+                    Err(_) => break,
+                }
+            }
+        }
+        self.take_events(now);
+        self.handle_time();
+    }
+
+    /// Tells the session that time has passed, and that the user wants to stop.
+    pub(super) fn handle_time(&mut self) {
+        let now = self.clock.now();
+        self.session.handle_time(now);
+        if self.stop.load(Ordering::Relaxed) {
+            self.session.abort(now, "interrupted");
+        }
+    }
+
+    fn take_events(&mut self, now: Time) {
+        while self.said.len() < MAIL_MAX {
+            let Some(event) = self.session.poll_event(now) else {
+                return;
+            };
+            let said = match event {
+                Event::Probe(set) => Said::Probe(set),
+                Event::Ready(transport) => Said::Ready(transport),
+                Event::InStep { peer, seq } => Said::InStep { peer, seq },
+                Event::CheckStep { peer, seq } => Said::CheckStep { peer, seq },
+                Event::Finished => Said::Finished,
+                // The session keeps the reason.
+                Event::Failed(_) => continue,
+                Event::Message { peer, message } => {
+                    let mut payload = self.spare.pop().unwrap_or_default();
+                    payload.clear();
+                    message.encode(&mut payload);
+                    let kind = message.kind();
+                    Said::Message(Mail {
+                        peer,
+                        kind,
+                        payload,
+                    })
+                }
+            };
+            self.said.push_back(said);
+        }
+    }
+
+    fn end_if_failed(&mut self) -> Result<(), LinkError> {
+        let error = match self.session.error() {
+            Some(error) => error.clone(),
+            None => return Ok(()),
+        };
+        self.close();
+        Err(error.into())
+    }
+
+    /// Moves what can be moved of the gate under way.
+    fn move_gate(
+        &mut self,
+        now: Time,
+        out: &[u8],
+        incoming: &mut [&mut [u8]],
+    ) -> Result<bool, LinkError> {
+        let mut moved = false;
+        let session = &mut self.session;
+        for (link, place) in self.links.iter_mut().zip(incoming).filter(|it| it.0.open) {
+            let (head, body) = session.gate_to_write(link.peer);
+            if !head.is_empty() || !body.is_empty() {
+                match link.path.write(head, out.get(body).unwrap_or_default()) {
+                    Ok(count) => {
+                        session.gate_wrote(link.peer, count);
+                        moved |= count > 0;
+                    }
+                    Err(error) if is_later(&error) => {}
+                    // Read what the peer sent before it went; the end shows there.
+                    Err(_) => {}
+                }
+            }
+            let (head, body) = session.gate_to_read(link.peer);
+            if head.is_empty() && body.is_empty() {
+                continue;
+            }
+            match link
+                .path
+                .read(head, place.get_mut(body).unwrap_or_default())
+            {
+                Ok(count) => {
+                    moved = true;
+                    if let Err(error) = session.gate_read(now, link.peer, count, place) {
+                        self.close();
+                        return Err(error.into());
+                    }
+                }
+                Err(error) if is_later(&error) => {}
+                Err(_) => {
+                    link.open = false;
+                    session.closed(now, link.peer, Channel::Data);
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Notices the death of peers whose path has a bell.
+    fn hear_links(&mut self, now: Time) {
+        for link in self.links.iter_mut().filter(|link| link.open) {
+            if link.path.listen().is_err() {
+                // The last bytes may lie there still: they are read until there are none.
+                let (head, body) = self.session.gate_to_read(link.peer);
+                let unread = !head.is_empty() || !body.is_empty();
+                if unread && link.path.doze(false).is_ok_and(|empty| !empty) {
+                    continue;
+                }
+                link.open = false;
+                self.session.closed(now, link.peer, Channel::Data);
+            }
+        }
+    }
+
+    fn sleep_in_gate(&mut self, now: Time) {
+        for link in self.links.iter_mut().filter(|link| link.open) {
+            let (head, body) = self.session.gate_to_write(link.peer);
+            let writes = !head.is_empty() || !body.is_empty();
+            match link.path.doze(writes) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(_) => {
+                    link.open = false;
+                    self.session.closed(now, link.peer, Channel::Data);
+                }
+            }
+        }
+        let mut reads = Vec::with_capacity(self.links.len());
+        for link in &self.links {
+            let (head, body) = self.session.gate_to_read(link.peer);
+            reads.push(!head.is_empty() || !body.is_empty());
+        }
+        let mut fds = Vec::with_capacity(self.links.len() + self.control.len());
+        for (link, reads) in self.links.iter().zip(reads).filter(|it| it.0.open) {
+            let (head, body) = self.session.gate_to_write(link.peer);
+            let writes = !head.is_empty() || !body.is_empty();
+            let (fd, events) = link.path.sleeps_on(reads, writes);
+            fds.push(PollFd::from_borrowed_fd(fd, events));
+        }
+        self.push_control(&mut fds);
+        let limit = timespec(self.clock.until(self.session.next_deadline(), LOOK));
+        // An interrupted wait is a short one.
+        let _ = poll(&mut fds, Some(&limit));
+    }
+}

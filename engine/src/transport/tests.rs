@@ -1,0 +1,242 @@
+//! Ranks of one process over real sockets.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use super::*;
+use crate::tp::hello::Identity;
+use crate::tp::schedule::{Gate, GateKind, GateName, Schedule};
+use crate::tp::session::Dialect;
+use crate::tp::slab::{SlabGeometry, SlabLayout};
+use crate::tp::time::Deadlines;
+use crate::tp::transport::{Transport, TransportSet};
+
+fn config(rank: u32, ranks: u32, transports: &[Transport]) -> Config {
+    let geometry = SlabGeometry {
+        n_layer: 2,
+        n_embd: 16,
+        ranks,
+    };
+    const SECOND: u64 = 1_000_000_000;
+    Config {
+        rank,
+        identity: Identity {
+            model: [7; 32],
+            n_vocab: 32,
+            quant_bits: 8,
+            switches: 0,
+            layout: SlabLayout::aligned(geometry).unwrap(),
+            schedule: Schedule::every_gate(2).unwrap(),
+            split_logits: false,
+            payload_crc: true,
+        },
+        context: 64,
+        transports: TransportSet::of(transports),
+        deadlines: Deadlines {
+            connect_ns: 10 * SECOND,
+            gate_ns: 5 * SECOND,
+            first_gate_ns: 5 * SECOND,
+            ..Deadlines::default()
+        },
+        dialect: Dialect::Native,
+    }
+}
+
+fn setup(
+    rank: u32,
+    ports: &[u16],
+    listening: Option<Listening>,
+    transports: &[Transport],
+) -> Setup {
+    let ranks = u32::try_from(ports.len()).unwrap();
+    let remotes = (0..rank).map(|lower| Remote {
+        rank: lower,
+        host: "localhost".to_owned(),
+        port: ports[lower as usize],
+    });
+    Setup {
+        config: config(rank, ranks, transports),
+        key: Key::new([9; 32]),
+        listening,
+        remotes: remotes.collect(),
+        wait: Wait { spin_ns: 20_000 },
+        buffer_bytes: None,
+        stop: Arc::new(AtomicBool::new(false)),
+    }
+}
+
+/// Runs `work` on every rank of a group in threads of its own.
+fn group(ranks: usize, transports: &'static [Transport], work: fn(&mut Rank)) {
+    let sockets: Vec<Listening> = (0..ranks)
+        .map(|_| Listening::open("127.0.0.1", 0).unwrap())
+        .collect();
+    let ports: Vec<u16> = sockets.iter().map(|it| it.addresses()[0].port()).collect();
+    let threads: Vec<_> = sockets
+        .into_iter()
+        .enumerate()
+        .map(|(rank, socket)| {
+            let ports = ports.clone();
+            thread::spawn(move || {
+                let rank = u32::try_from(rank).unwrap();
+                let listening = (rank as usize + 1 < ports.len()).then_some(socket);
+                let setup = setup(rank, &ports, listening, transports);
+                let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+                work(&mut rank);
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+fn pass(rank: &mut Rank, gate: Gate, bytes: usize) {
+    let (own, ranks) = (rank.session().rank(), rank.session().ranks());
+    let fill = |rank: u32| -> Vec<u8> {
+        (0..bytes)
+            .map(|i| (i as u64).wrapping_mul(u64::from(rank) + 3).to_le_bytes()[0])
+            .collect()
+    };
+    let mut places = vec![vec![0xee; bytes]; ranks as usize - 1];
+    let mut incoming: Vec<&mut [u8]> = places.iter_mut().map(Vec::as_mut_slice).collect();
+    rank.exchange(gate, &fill(own), &mut incoming).unwrap();
+    let peers = (0..ranks).filter(|peer| *peer != own);
+    for (place, peer) in places.iter().zip(peers) {
+        assert!(
+            *place == fill(peer),
+            "rank {own} has not what rank {peer} sent"
+        );
+    }
+}
+
+fn all_sizes(rank: &mut Rank) {
+    let schedule = Schedule::every_gate(2).unwrap();
+    for seq in 1..=40 {
+        pass(rank, schedule.row_gate(seq), 64);
+    }
+    for bytes in [1, 3, 65_535, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 7 << 20] {
+        let gate = Gate {
+            layer: 1,
+            name: GateName::FeedForward,
+            kind: GateKind::Big {
+                bytes: bytes as u64,
+            },
+        };
+        pass(rank, gate, bytes);
+    }
+    if rank.session().rank() == 0 {
+        rank.finish().unwrap();
+    } else {
+        assert!(matches!(rank.hear().unwrap(), Said::Finished));
+        rank.close();
+    }
+}
+
+#[test]
+fn two_ranks_pass_gates_of_all_sizes_over_tcp() {
+    group(2, &[Transport::Tcp], all_sizes);
+}
+
+#[test]
+fn two_ranks_of_one_host_choose_shared_memory() {
+    group(2, &[Transport::Shm, Transport::Tcp], |rank| {
+        assert_eq!(rank.chosen().0, Transport::Shm, "{}", rank.chosen().1);
+        all_sizes(rank);
+    });
+}
+
+#[test]
+fn four_ranks_pass_gates_to_each_other_either_way() {
+    group(4, &[Transport::Tcp], all_sizes);
+    group(4, &[Transport::Shm], all_sizes);
+}
+
+#[test]
+fn gates_of_64_mib_pass_through_buffers_of_2_kib_and_through_large_ones() {
+    for (buffer_bytes, bytes) in [(Some(2048), 3 << 20), (None, 64 << 20)] {
+        let socket = Listening::open("127.0.0.1", 0).unwrap();
+        let ports = [socket.addresses()[0].port(), 0];
+        let leader = thread::spawn(move || {
+            let mut setup = setup(0, &ports, Some(socket), &[Transport::Tcp]);
+            setup.buffer_bytes = buffer_bytes;
+            big(Rank::open(setup, &mut |_| {}).unwrap(), bytes);
+        });
+        let mut setup = setup(1, &ports, None, &[Transport::Tcp]);
+        setup.buffer_bytes = buffer_bytes;
+        big(Rank::open(setup, &mut |_| {}).unwrap(), bytes);
+        leader.join().unwrap();
+    }
+}
+
+fn big(mut rank: Rank, bytes: usize) {
+    let kind = GateKind::Big {
+        bytes: bytes as u64,
+    };
+    let gate = Gate {
+        layer: 0,
+        name: GateName::Attention,
+        kind,
+    };
+    pass(&mut rank, gate, bytes);
+}
+
+#[test]
+fn a_peer_that_dies_is_noticed_at_once_in_a_gate_and_while_idle() {
+    for transports in [&[Transport::Tcp], &[Transport::Shm]] {
+        let socket = Listening::open("127.0.0.1", 0).unwrap();
+        let ports = [socket.addresses()[0].port(), 0];
+        let leader = thread::spawn(move || {
+            let setup = setup(0, &ports, Some(socket), transports);
+            let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+            let gate = Schedule::every_gate(2).unwrap().row_gate(1);
+            let clock = Clock::start();
+            let mut place = [0; 64];
+            let error = rank
+                .exchange(gate, &[1; 64], &mut [&mut place])
+                .unwrap_err();
+            assert!(
+                error.to_string().starts_with("rank 1, layer 0 gate attn"),
+                "{error}"
+            );
+            assert!(clock.now().0 < 3_000_000_000, "{error}");
+        });
+        let setup = setup(1, &ports, None, transports);
+        // It goes without a word.
+        drop(Rank::open(setup, &mut |_| {}).unwrap());
+        leader.join().unwrap();
+    }
+}
+
+#[test]
+fn a_rank_that_waits_asleep_takes_no_processor_time() {
+    let socket = Listening::open("127.0.0.1", 0).unwrap();
+    let ports = [socket.addresses()[0].port(), 0];
+    let leader = thread::spawn(move || {
+        let setup = setup(0, &ports, Some(socket), &[Transport::Tcp]);
+        let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+        let clock = Clock::start();
+        while clock.now().0 < 1_000_000_000 {
+            let _ = rustix::event::poll(
+                &mut [],
+                Some(&wait::timespec(std::time::Duration::from_millis(100))),
+            );
+            rank.serve().unwrap();
+        }
+        rank.finish().unwrap();
+    });
+    let mut setup = setup(1, &ports, None, &[Transport::Tcp]);
+    setup.wait = Wait::BLOCK;
+    let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+    let before = processor_ns();
+    assert!(matches!(rank.hear().unwrap(), Said::Finished));
+    let used = processor_ns() - before;
+    assert!(used < 50_000_000, "{used} ns of a second");
+    leader.join().unwrap();
+}
+
+/// Processor time of this thread.
+fn processor_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
+}

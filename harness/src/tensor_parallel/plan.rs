@@ -1,0 +1,353 @@
+//! From the flags of a rank as typed to what it will do, or why not.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use ds4_engine::tp::hello::Identity;
+use ds4_engine::tp::schedule::Schedule;
+use ds4_engine::tp::session::{Config, Dialect};
+use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
+use ds4_engine::tp::time::Deadlines;
+use ds4_engine::tp::transport::{Transport, TransportSet};
+use ds4_engine::tp::trust::Key;
+use ds4_engine::transport::{Remote, Wait};
+
+use super::shape::Shape;
+use crate::cli::{MachineArgs, RankArgs};
+use crate::machine::{Flag, Machine, refuse_flags, roomy};
+use crate::output::Failure;
+
+/// The environment variable that holds the key itself.
+const KEY_VARIABLE: &str = "DS4_TP_KEY";
+const TOKENS: u64 = 64;
+/// The most tokens: what a session's context can count.
+const TOKENS_MAX: u64 = 2_000_000_000;
+const HASH_EVERY: u32 = 64;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// A host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+/// What a rank will do.
+#[derive(Debug)]
+pub struct Plan {
+    pub(super) config: Config,
+    pub(super) shape: Shape,
+    pub(super) key: Option<Key>,
+    pub(super) insecure: bool,
+    pub(super) listen: Option<Place>,
+    pub(super) remotes: Vec<Remote>,
+    pub(super) wait: Wait,
+    pub(super) tokens: u64,
+    pub(super) hash_every: u64,
+    pub(super) machine: Machine,
+    pub(super) notes: Vec<String>,
+}
+
+impl Plan {
+    /// Judges the flags; what does not fit together is refused in words.
+    ///
+    /// # Errors
+    /// [`Failure`] of the command line, or of a file or device that it names.
+    pub fn resolve(args: &RankArgs, machine: &MachineArgs) -> Result<Self, Failure> {
+        let leads = leads(args)?;
+        let (rank, ranks) = numbers(args, leads)?;
+        let listen = args.listen.as_deref().map(|it| place("--listen", it));
+        let listen = listen.transpose()?;
+        let remotes = remotes(args, leads, rank, ranks, listen.is_some())?;
+        let transports = transports(args)?;
+        backend(machine)?;
+        refuse_flags(machine, &[Flag::Faults], "--tensor-parallel")?;
+        let (key, notes) = key(args)?;
+        let tokens = args.tokens.unwrap_or(TOKENS);
+        if !(1..=TOKENS_MAX).contains(&tokens) {
+            return Err(Failure::usage(format!(
+                "--tokens is {tokens}; give from 1 to {TOKENS_MAX}"
+            )));
+        }
+        if !leads && (args.tokens.is_some() || args.debug_hash.is_some()) {
+            return Err(Failure::usage(
+                "--tokens and --debug-hash are the leader's to say; leave them out on a worker",
+            ));
+        }
+        let shape = shape(args)?;
+        let geometry = SlabGeometry {
+            n_layer: shape.n_layer,
+            n_embd: shape.n_embd,
+            ranks,
+        };
+        let identity = Identity {
+            model: shape.content,
+            n_vocab: shape.n_vocab,
+            quant_bits: 0,
+            switches: 0,
+            layout: SlabLayout::aligned(geometry).map_err(Failure::usage)?,
+            schedule: Schedule::every_gate(shape.n_layer).map_err(Failure::usage)?,
+            split_logits: true,
+            payload_crc: true,
+        };
+        let mut deadlines = Deadlines::default();
+        if let Some(seconds) = args.connect_timeout {
+            deadlines.connect_ns = seconds * SECOND_NS;
+        }
+        if let Some(seconds) = args.gate_timeout {
+            deadlines.gate_ns = seconds * SECOND_NS;
+            deadlines.first_gate_ns = seconds * SECOND_NS;
+            deadlines.idle_ns = 3 * seconds * SECOND_NS;
+        }
+        Ok(Self {
+            config: Config {
+                rank,
+                identity,
+                context: u32::try_from(tokens).unwrap_or(u32::MAX),
+                transports,
+                deadlines,
+                dialect: Dialect::Native,
+            },
+            shape,
+            key,
+            insecure: args.insecure,
+            listen,
+            remotes,
+            wait: wait(args)?,
+            tokens,
+            hash_every: u64::from(args.debug_hash.unwrap_or(HASH_EVERY)),
+            machine: Machine::resolve(machine, roomy(1))?,
+            notes,
+        })
+    }
+}
+
+fn leads(args: &RankArgs) -> Result<bool, Failure> {
+    match args.role.as_deref() {
+        Some("leader" | "coordinator") => Ok(true),
+        Some("worker") => Ok(false),
+        Some("none") | None => Err(Failure::usage(
+            "--tensor-parallel requires --role leader or --role worker",
+        )),
+        Some(other) => Err(Failure::usage(format!(
+            "invalid --role value: {other}; use leader (or coordinator) or worker"
+        ))),
+    }
+}
+
+fn numbers(args: &RankArgs, leads: bool) -> Result<(u32, u32), Failure> {
+    let ranks = args.ranks.unwrap_or(2);
+    let rank = if leads { 0 } else { args.rank.unwrap_or(1) };
+    if leads && args.rank.is_some() {
+        return Err(Failure::usage("the leader is rank 0; leave --rank out"));
+    }
+    if rank >= ranks {
+        return Err(Failure::usage(format!(
+            "--rank {rank} is not below --ranks {ranks}"
+        )));
+    }
+    Ok((rank, ranks))
+}
+
+/// Where the lower ranks are; refuses what does not belong to the role.
+fn remotes(
+    args: &RankArgs,
+    leads: bool,
+    rank: u32,
+    ranks: u32,
+    listens: bool,
+) -> Result<Vec<Remote>, Failure> {
+    if leads {
+        if !listens {
+            return Err(Failure::usage(
+                "--role leader --tensor-parallel requires --listen HOST PORT",
+            ));
+        }
+        if args.coordinator.is_some() {
+            return Err(Failure::usage("--role leader must not use --coordinator"));
+        }
+        if !args.peer.is_empty() {
+            return Err(Failure::usage("--role leader must not use --peer"));
+        }
+        return Ok(Vec::new());
+    }
+    let Some(coordinator) = &args.coordinator else {
+        return Err(Failure::usage(
+            "--role worker --tensor-parallel requires --coordinator HOST PORT",
+        ));
+    };
+    let highest = rank + 1 == ranks;
+    if listens && highest {
+        return Err(Failure::usage(
+            "--role worker --tensor-parallel must not use --listen: no higher rank connects to it",
+        ));
+    }
+    if !listens && !highest {
+        return Err(Failure::usage(format!(
+            "rank {rank} of {ranks} requires --listen HOST PORT: higher ranks connect to it"
+        )));
+    }
+    let leader = place("--coordinator", coordinator)?;
+    let mut remotes = vec![Remote {
+        rank: 0,
+        host: leader.host,
+        port: leader.port,
+    }];
+    let (triples, _) = args.peer.as_chunks::<3>();
+    for [number, host, port] in triples {
+        let lower = number.parse().ok().filter(|it| (1..rank).contains(it));
+        let lower = lower.ok_or_else(|| {
+            Failure::usage(format!(
+                "--peer {number}: name workers of lower rank, from 1 to below {rank}"
+            ))
+        })?;
+        let place = place("--peer", &[host.clone(), port.clone()])?;
+        if remotes.iter().any(|it| it.rank == lower) {
+            return Err(Failure::usage(format!("--peer {number} is given twice")));
+        }
+        remotes.push(Remote {
+            rank: lower,
+            host: place.host,
+            port: place.port,
+        });
+    }
+    match (1..rank).find(|lower| remotes.iter().all(|it| it.rank != *lower)) {
+        Some(missing) => Err(Failure::usage(format!(
+            "rank {rank} connects to rank {missing}: give --peer {missing} HOST PORT"
+        ))),
+        None => Ok(remotes),
+    }
+}
+
+fn place(flag: &str, words: &[String]) -> Result<Place, Failure> {
+    let [host, port] = words else {
+        return Err(Failure::usage(format!("{flag} needs HOST PORT")));
+    };
+    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.then(|| port.parse::<u16>().ok()).flatten();
+    match number.filter(|port| *port > 0) {
+        Some(port) => Ok(Place {
+            host: host.clone(),
+            port,
+        }),
+        None => Err(Failure::usage(format!(
+            "{flag}: the port is {port}; give a number from 1 to 65535"
+        ))),
+    }
+}
+
+fn transports(args: &RankArgs) -> Result<TransportSet, Failure> {
+    let name = args.transport.as_deref().unwrap_or("auto");
+    let rdma = args.rdma_device.is_some() || args.rdma_gid_index.is_some();
+    let chosen = match name {
+        "auto" => TransportSet::of(&[Transport::Shm, Transport::Tcp]),
+        "tcp" => TransportSet::of(&[Transport::Tcp]),
+        "shm" => TransportSet::of(&[Transport::Shm]),
+        "rdma" | "nvlink" | "nccl" => {
+            return Err(Failure::usage(format!(
+                "--transport {name}: this build has no such path yet; use auto, tcp or shm"
+            )));
+        }
+        other => {
+            return Err(Failure::usage(format!(
+                "invalid --transport value: {other}; use auto, tcp, shm, rdma, nvlink or nccl"
+            )));
+        }
+    };
+    if rdma && name != "auto" {
+        return Err(Failure::usage(format!(
+            "--rdma-device and --rdma-gid-index have no meaning with --transport {name}"
+        )));
+    }
+    Ok(chosen)
+}
+
+/// Metal is the reference's own backend: say why it is none here.
+fn backend(machine: &MachineArgs) -> Result<(), Failure> {
+    let metal = machine
+        .backend
+        .as_deref()
+        .is_some_and(|name| name.eq_ignore_ascii_case("metal"));
+    if metal {
+        return Err(Failure::usage(
+            "tensor parallelism runs on sim, cuda and hip; metal is refused, as there is no \
+             allocator for Apple's devices here",
+        ));
+    }
+    Ok(())
+}
+
+fn wait(args: &RankArgs) -> Result<Wait, Failure> {
+    match args.wait.as_deref() {
+        None => Ok(Wait::default()),
+        Some("adaptive") => Ok(Wait::ADAPTIVE),
+        Some("spin") => Ok(Wait::SPIN),
+        Some("block") => Ok(Wait::BLOCK),
+        Some(other) => Err(Failure::usage(format!(
+            "invalid --wait value: {other}; use adaptive, spin or block"
+        ))),
+    }
+}
+
+/// The key, and what to say about it.
+fn key(args: &RankArgs) -> Result<(Option<Key>, Vec<String>), Failure> {
+    let mut notes = Vec::new();
+    if let Some(path) = &args.key_file {
+        let shown = path.display();
+        let text = fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("--key-file {shown}: {error}")))?;
+        if readable_by_others(path) {
+            notes.push(format!(
+                "{shown} can be read by others than its owner; chmod 600 it"
+            ));
+        }
+        let key = Key::parse(&text)
+            .map_err(|error| Failure::usage(format!("--key-file {shown}: {error}")))?;
+        return Ok((Some(key), notes));
+    }
+    if args.insecure {
+        return Ok((None, notes));
+    }
+    match std::env::var(KEY_VARIABLE) {
+        Ok(text) if !text.trim().is_empty() => {
+            let key = Key::parse(&text)
+                .map_err(|error| Failure::usage(format!("{KEY_VARIABLE}: {error}")))?;
+            Ok((Some(key), notes))
+        }
+        _ => Ok((None, notes)),
+    }
+}
+
+#[cfg(unix)]
+fn readable_by_others(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o077 != 0)
+}
+
+#[cfg(not(unix))]
+fn readable_by_others(_path: &Path) -> bool {
+    false
+}
+
+fn shape(args: &RankArgs) -> Result<Shape, Failure> {
+    match (&args.model, args.n_layer, args.n_embd) {
+        (Some(path), None, None) => Shape::of_model(path),
+        (None, Some(n_layer), Some(n_embd)) => Ok(Shape::bare(n_layer, n_embd)),
+        _ => Err(Failure::usage(
+            "--tensor-parallel requires --model FILE.gguf, or --n-layer L --n-embd E",
+        )),
+    }
+}
+
+/// Whether addresses need a key: others than this host's processes reach them.
+pub(super) fn refuse_open_door(addresses: &[IpAddr], plan: &Plan) -> Result<(), Failure> {
+    let public = addresses.iter().find(|it| !it.is_loopback());
+    match public {
+        Some(address) if plan.key.is_none() && !plan.insecure => Err(Failure::usage(format!(
+            "listening on {address} without a key lets everyone who reaches the port take part; \
+             give --key-file FILE (ds4 keygen -o FILE writes one), or --insecure"
+        ))),
+        _ => Ok(()),
+    }
+}
