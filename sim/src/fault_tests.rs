@@ -100,7 +100,7 @@ fn each_bad_plan_is_refused_in_a_sentence_with_place_and_remedy() {
         ),
         (
             "[]".to_owned(),
-            "plan.json:1:2: invalid length 0, expected an object with a list named faults",
+            "plan.json:1:2: invalid length 2, expected an object with a list named faults",
         ),
         (
             r#"{"faults":7}"#.to_owned(),
@@ -125,7 +125,7 @@ fn each_bad_plan_is_refused_in_a_sentence_with_place_and_remedy() {
         ),
         (
             fault(r#","skip":"x""#),
-            "plan.json:1:48: invalid type: string \"x\", expected u64",
+            "plan.json:1:48: invalid type: string \"x\", expected a whole number from 0",
         ),
         (
             fault(r#","often":1"#),
