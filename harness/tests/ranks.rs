@@ -1,6 +1,10 @@
 //! Ranks as processes: the two commands, and what ends them.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "faults strike running processes, and how soon they end is what is shown"
+)]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -11,6 +11,7 @@ use crate::exit::Exit;
 use crate::output::{Console, Outcome, counted};
 
 /// What was measured.
+#[derive(Default)]
 pub(super) struct Figures {
     pub(super) tokens: u64,
     pub(super) token_ns: u64,

@@ -14,7 +14,6 @@ use ds4_engine::tp::slab::{GATES_PER_LAYER, SlabLayout, Span};
 use ds4_engine::tp::trust::Key;
 use ds4_engine::transport::{LinkError, Listening, Mail, Rank, Said, Setup};
 
-use super::histogram::Histogram;
 use super::pattern::Place;
 use super::plan::{Plan, refuse_open_door};
 use super::report::{Figures, Finished, report};
@@ -27,7 +26,7 @@ const SESSION: u64 = 1;
 /// Tokens of the prompt, whose vectors pass each gate at once.
 const PROMPT: usize = 8;
 /// Drafts that are judged in one batch at the end.
-const DRAFTS: usize = 3;
+const DRAFTS: u32 = 3;
 
 /// Brings the rank up, runs it to its end and reports.
 ///
@@ -122,14 +121,16 @@ fn listen(plan: &Plan, console: &Console) -> Result<Option<Listening>, Failure> 
 }
 
 fn exit(error: &LinkError) -> Exit {
-    match error {
-        LinkError::Setup(_) => Exit::CheckFailed,
-        LinkError::Session(error, _) => match &error.cause {
-            Cause::Deadline { .. } => Exit::Deadline,
-            Cause::Local(why) if why == "interrupted" => Exit::Interrupted,
-            _ => Exit::CheckFailed,
-        },
+    let LinkError::Session(error, _) = error else {
+        return Exit::CheckFailed;
+    };
+    if matches!(&error.cause, Cause::Deadline { .. }) {
+        return Exit::Deadline;
     }
+    if matches!(&error.cause, Cause::Local(why) if why == "interrupted") {
+        return Exit::Interrupted;
+    }
+    Exit::CheckFailed
 }
 
 /// Why a run ended before its time.
@@ -243,14 +244,14 @@ impl Worker<'_> {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        let drafts: Vec<i32> = (0..DRAFTS as u64).map(|index| self.token(index)).collect();
+        let drafts: Vec<i32> = (0..u64::from(DRAFTS))
+            .map(|index| self.token(index))
+            .collect();
         self.rank.command(&Message::Verify {
             session: SESSION,
             drafts: Tokens::new(&drafts),
         })?;
-        self.work(Work::Batch {
-            rows: DRAFTS as u32,
-        })?;
+        self.work(Work::Batch { rows: DRAFTS })?;
         self.rank.command(&Message::VerifyCommit {
             full: false,
             replay: 1,
@@ -492,19 +493,4 @@ fn share_bytes(rank: &Rank, of: u32) -> usize {
 
 fn unexpected(what: &str) -> End {
     End::Wrong(format!("{what} came that was not expected"))
-}
-
-impl Default for Figures {
-    fn default() -> Self {
-        Self {
-            tokens: 0,
-            token_ns: 0,
-            seconds: 0,
-            gates: 0,
-            gate_ns: Histogram::default(),
-            verified_bytes: 0,
-            hashes: 0,
-            hash: ds4_engine::hash::StateHash::default(),
-        }
-    }
 }
