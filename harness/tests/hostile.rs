@@ -111,9 +111,10 @@ fn reading_a_trace_hears_an_interrupt() {
         .unwrap();
     let mut writer = fs::OpenOptions::new().write(true).open(&pipe).unwrap();
     status(&child, "SigCgt", |caught| caught & INTERRUPT != 0);
-    signal(&child, "-INT");
+    // The reader is there until the signal; after it the pipe may close at any time.
     let event = b"{\"t\":0,\"op\":\"alloc\",\"id\":1,\"bytes\":64,\"device\":0}\n";
     std::io::Write::write_all(&mut writer, event).unwrap();
+    signal(&child, "-INT");
     // A trace without end: what is written after the signal is not read for long.
     let line = b"\n".repeat(1 << 12);
     while std::io::Write::write_all(&mut writer, &line).is_ok() {}
