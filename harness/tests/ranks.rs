@@ -204,10 +204,10 @@ fn ctrl_c_ends_both_and_the_other_side_is_told_why() {
     let (leader, worker) = endless("auto");
     signal(&leader, "-INT");
     let (code, value, _) = ended(leader);
+    // On a busy machine not even one token may be through.
     assert_eq!(code, 130, "{value}");
-    assert!(value["tokens"].as_u64().unwrap() > 0);
     let (code, _, said) = ended(worker);
-    assert_eq!(code, 1);
+    assert_eq!(code, 1, "{said}");
     assert!(
         said.contains("rank 0") && said.contains("interrupted"),
         "{said}"
