@@ -396,8 +396,16 @@ impl Rank {
         }
     }
 
-    /// Moves bytes of the control connections, lets time pass, and takes events.
+    /// Reads the control connections, takes events, lets time pass, and writes what comes of all
+    /// that: what ends the session here is on its way to the peers when this returns.
     pub(super) fn serve_links(&mut self, now: Time) {
+        self.read_control(now);
+        self.take_events(now);
+        self.handle_time();
+        self.write_control();
+    }
+
+    fn read_control(&mut self, now: Time) {
         let session = &mut self.session;
         for link in self.control.iter_mut().filter(|link| link.open) {
             loop {
@@ -421,7 +429,13 @@ impl Rank {
                     }
                 }
             }
-            while link.open {
+        }
+    }
+
+    fn write_control(&mut self) {
+        let session = &mut self.session;
+        for link in self.control.iter_mut().filter(|link| link.open) {
+            loop {
                 let words = session.control_to_write(link.peer);
                 if words.is_empty() {
                     break;
@@ -434,8 +448,6 @@ impl Rank {
                 }
             }
         }
-        self.take_events(now);
-        self.handle_time();
     }
 
     /// Tells the session that time has passed, and that the user wants to stop.
