@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,9 +31,17 @@ fn ds4() -> Command {
     command
 }
 
+/// A port that no other test takes: each process has eight of its own, below those that systems
+/// give to outgoing connections, so that none is taken between here and its use.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 10_000 + u16::try_from(std::process::id() % 2_500).unwrap() * 8;
+    loop {
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 8;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 fn key(directory: &Path, name: &str) -> PathBuf {
@@ -204,8 +212,8 @@ fn ctrl_c_ends_both_and_the_other_side_is_told_why() {
     let (leader, worker) = endless("auto");
     signal(&leader, "-INT");
     let (code, value, _) = ended(leader);
-    // On a busy machine not even one token may be through.
     assert_eq!(code, 130, "{value}");
+    assert!(value["tokens"].as_u64().unwrap() > 0, "{value}");
     let (code, _, said) = ended(worker);
     assert_eq!(code, 1, "{said}");
     assert!(
