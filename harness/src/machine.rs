@@ -7,7 +7,7 @@ use ds4_engine::alloc::{Allocator, AllocatorConfig, DeviceBudget, InitError, Obs
 use ds4_engine::backend::BackendError;
 use ds4_engine::backend::driver::{Driver, Vendor, bounce_is_forced};
 use ds4_engine::bytes::{GIB, format_bytes};
-use ds4_engine::device::{DeviceMask, Ordinal};
+use ds4_engine::device::DeviceMask;
 use ds4_engine::selection::{Budget, Selection};
 use ds4_sim::{FaultPlan, MAX_CAPACITY_BYTES, SimConfig, SimDevice, Topology, read_file};
 use serde_json::{Value, json};
@@ -67,11 +67,7 @@ impl Machine {
             .as_ref()
             .map(|topology| topology.config.devices.len());
         let selection = Selection::parse(&flags, present).map_err(Failure::usage)?;
-        let ordinals: Vec<Ordinal> = selection
-            .devices
-            .iter()
-            .map(|device| device.ordinal)
-            .collect();
+        let ordinals = selection.ordinals();
         let sim = match topology {
             Some(topology) => topology.config.select(&ordinals),
             None => sized_machine(&selection)?,
@@ -99,11 +95,7 @@ impl Machine {
         let present = usize::try_from(driver.count()).ok();
         let selection =
             Selection::parse(&args.selection_flags(), present).map_err(Failure::usage)?;
-        let ordinals: Vec<Ordinal> = selection
-            .devices
-            .iter()
-            .map(|device| device.ordinal)
-            .collect();
+        let ordinals = selection.ordinals();
         let force_bounce = bounce_is_forced().map_err(Failure::usage)?;
         let excluded = selection.excluded();
         let target = Target::real(&driver, &ordinals, excluded, force_bounce).map_err(absent)?;
@@ -301,31 +293,18 @@ fn sized_machine(selection: &Selection) -> Result<SimConfig, Failure> {
     let plural = if devices.len() == 1 { "" } else { "s" };
     let machine = format!("of {} GPU{plural} as given", devices.len());
     let mut config = SimConfig::new(&machine, devices);
-    config.ordinals = selection
-        .devices
-        .iter()
-        .map(|device| device.ordinal)
-        .collect();
+    config.ordinals = selection.ordinals();
     Ok(config)
 }
 
 fn allocator_config(selection: &Selection, strict_hints: bool) -> AllocatorConfig {
-    let budgets = selection.devices.iter().map(|device| DeviceBudget {
-        configured_bytes: match device.budget {
-            Budget::Auto => None,
-            Budget::Bytes(bytes) => Some(bytes),
-        },
-        reserve_bytes: device.reserve_bytes,
-    });
     AllocatorConfig {
-        budgets: budgets.collect(),
-        excluded: selection.excluded(),
         orphans: if strict_hints {
             OrphanPolicy::Refuse
         } else {
             OrphanPolicy::LeastLoaded
         },
-        ..AllocatorConfig::default()
+        ..AllocatorConfig::of(selection)
     }
 }
 

@@ -13,10 +13,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ds4_engine::alloc::{AllocError, AllocatorConfig, DeviceBudget, Request};
+use ds4_engine::alloc::{AllocError, AllocatorConfig, Request};
 use ds4_engine::bytes::format_bytes;
 use ds4_engine::device::{DeviceAddress, DeviceId, DeviceMask, Ordinal, PeerAccess, StreamId};
-use ds4_engine::selection::{Budget, Selection, SelectionFlags};
+use ds4_engine::selection::{Selection, SelectionFlags};
 
 use crate::api::there;
 use crate::cxx;
@@ -184,24 +184,8 @@ fn open() -> Result<Instance, Failure> {
     let selection = Selection::parse(&flags, Some(machine.count())).map_err(|error| {
         Failure::Argument(format!("{error} (the DS4_GPU_ variables are such flags)"))
     })?;
-    let budgets = selection.devices.iter().map(|device| DeviceBudget {
-        configured_bytes: match device.budget {
-            Budget::Auto => None,
-            Budget::Bytes(bytes) => Some(bytes),
-        },
-        reserve_bytes: device.reserve_bytes,
-    });
-    let config = AllocatorConfig {
-        budgets: budgets.collect(),
-        excluded: selection.excluded(),
-        ..AllocatorConfig::default()
-    };
-    let places: Vec<Ordinal> = selection
-        .devices
-        .iter()
-        .map(|device| device.ordinal)
-        .collect();
-    let instance = machine.open(&places, config)?;
+    let config = AllocatorConfig::of(&selection);
+    let instance = machine.open(&selection.ordinals(), config)?;
     if read("DS4_TORCH_STATS")?.is_some_and(|value| value != "0") {
         print_at_exit();
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::backend::Backend;
 use crate::device::{DeviceId, DeviceInfo, DeviceMask, MAX_DEVICES, PeerAccess};
+use crate::selection::{Budget, Selection};
 
 use super::arena::Arena;
 use super::error::InitError;
@@ -36,6 +37,25 @@ pub struct AllocatorConfig {
     pub free_by_address: bool,
     /// Told of every allocation, free, refusal and warning.
     pub observer: Option<Arc<dyn Observer>>,
+}
+
+impl AllocatorConfig {
+    /// The budgets and the exclusion of a selection.
+    #[must_use]
+    pub fn of(selection: &Selection) -> Self {
+        let budgets = selection.devices.iter().map(|device| DeviceBudget {
+            configured_bytes: match device.budget {
+                Budget::Auto => None,
+                Budget::Bytes(bytes) => Some(bytes),
+            },
+            reserve_bytes: device.reserve_bytes,
+        });
+        Self {
+            budgets: budgets.collect(),
+            excluded: selection.excluded(),
+            ..Self::default()
+        }
+    }
 }
 
 /// Numbers allocators, so that a handle of another one is recognised; no decision reads it.

@@ -97,6 +97,12 @@ impl Selection {
         parse::selection(flags, present)
     }
 
+    /// The driver's numbers of the devices, in order.
+    #[must_use]
+    pub fn ordinals(&self) -> Vec<Ordinal> {
+        self.devices.iter().map(|device| device.ordinal).collect()
+    }
+
     /// The set of devices that `--gpu-exclude` took out of use.
     #[must_use]
     pub fn excluded(&self) -> DeviceMask {
