@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::BackendError;
-use crate::device::DeviceAddress;
+use crate::device::{DeviceAddress, StreamId};
 
 use super::context::Context;
 use super::device::Device;
@@ -72,63 +72,50 @@ impl Bounce {
         bytes: u64,
     ) -> Result<(), BackendError> {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffer.is_none() {
-            let pinned = source.with(2 * PART_BYTES as u64, || Pinned::new(source))?;
-            *buffer = Some(pinned);
-        }
-        let Some(pinned) = buffer.as_ref() else {
-            return Ok(());
+        let pinned = match &mut *buffer {
+            Some(pinned) => pinned,
+            none => none.insert(source.with(2 * PART_BYTES as u64, || Pinned::new(source))?),
         };
         let total = source.length(bytes)?;
         let part_at = |number: usize| {
             let done = number * PART_BYTES;
             (done < total).then(|| (done as u64, PART_BYTES.min(total - done)))
         };
-        let moved = self.pump(pinned, (source, from), (target, to), &part_at);
+        let moved = pump(pinned, (source, from), (target, to), &part_at);
         // Nothing may be on its way when the parts are used again.
-        let idle = |device: &Device| {
-            // SAFETY: 0 is the default stream.
-            device.with(0, || unsafe {
-                device.driver.functions.stream_synchronize(0)
-            })
-        };
-        let (near, far) = (idle(source), idle(target));
+        let near = source.synchronize(StreamId::DEFAULT);
+        let far = target.synchronize(StreamId::DEFAULT);
         moved.and(near).and(far)
     }
+}
 
-    fn pump(
-        &self,
-        pinned: &Pinned,
-        (source, from): (&Device, DeviceAddress),
-        (target, to): (&Device, DeviceAddress),
-        part_at: &dyn Fn(usize) -> Option<(u64, usize)>,
-    ) -> Result<(), BackendError> {
-        let functions = &source.driver.functions;
-        let fetch = |number: usize| match part_at(number) {
-            // SAFETY: the part is page-locked and idle: what left it has arrived. The address is
-            // of this backend (see `Backend`), here and below.
-            Some((done, length)) => source.with(length as u64, || unsafe {
-                functions.copy_to_host_async(pinned.part(number), from.0 + done, length, 0)
-            }),
-            None => Ok(()),
-        };
-        let settle = |device: &Device| {
-            // SAFETY: 0 is the default stream.
-            device.with(0, || unsafe { functions.stream_synchronize(0) })
-        };
-        fetch(0)?;
-        let mut number = 0;
-        while let Some((done, length)) = part_at(number) {
-            settle(source)?;
-            // The other part is filled again only after it has arrived at the target.
-            settle(target)?;
-            // SAFETY: the part is page-locked and filled.
-            target.with(length as u64, || unsafe {
-                functions.copy_to_device_async(to.0 + done, pinned.part(number), length, 0)
-            })?;
-            number += 1;
-            fetch(number)?;
-        }
-        Ok(())
+fn pump(
+    pinned: &Pinned,
+    (source, from): (&Device, DeviceAddress),
+    (target, to): (&Device, DeviceAddress),
+    part_at: &dyn Fn(usize) -> Option<(u64, usize)>,
+) -> Result<(), BackendError> {
+    let functions = &source.driver.functions;
+    let fetch = |number: usize| match part_at(number) {
+        // SAFETY: the part is page-locked and idle: what left it has arrived. The address is
+        // of this backend (see `Backend`), here and below.
+        Some((done, length)) => source.with(length as u64, || unsafe {
+            functions.copy_to_host_async(pinned.part(number), from.0 + done, length, 0)
+        }),
+        None => Ok(()),
+    };
+    fetch(0)?;
+    let mut number = 0;
+    while let Some((done, length)) = part_at(number) {
+        source.synchronize(StreamId::DEFAULT)?;
+        // The other part is filled again only after it has arrived at the target.
+        target.synchronize(StreamId::DEFAULT)?;
+        // SAFETY: the part is page-locked and filled.
+        target.with(length as u64, || unsafe {
+            functions.copy_to_device_async(to.0 + done, pinned.part(number), length, 0)
+        })?;
+        number += 1;
+        fetch(number)?;
     }
+    Ok(())
 }
