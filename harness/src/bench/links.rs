@@ -24,12 +24,12 @@ use ds4_engine::transport::mapping::Mapping;
 use ds4_engine::transport::{Listening, Rank, RawPath, Remote, Setup, Wait};
 use serde::Serialize;
 
-use super::{Options, quantile};
+use super::{Options, Row, quantile};
 use crate::stopwatch::Stopwatch;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measured {
+pub enum Subject {
     /// Paths without a session, one way and both ways at once.
     Paths,
     /// Gates of sessions, with and without checksums.
@@ -39,48 +39,32 @@ pub enum Measured {
 /// One measured line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkRow {
-    /// What was run.
-    pub bench: String,
-    /// What ran it.
-    pub subject: String,
-    /// What ran beside it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer: Option<String>,
-    /// The unit of the times.
-    pub unit: &'static str,
-    /// The median.
-    pub p50: f64,
-    /// 99 of 100 lie below.
-    pub p99: f64,
+    /// What every bench says; its times and its `n` are of single messages.
+    #[serde(flatten)]
+    pub row: Row,
     /// 999 of 1000 lie below.
     pub p999: f64,
-    /// The least.
-    pub min: f64,
-    /// Messages in all rounds.
-    pub n: u64,
     /// Bytes of a message, each way.
     pub bytes: u64,
     /// Bytes a second, each way, at the median.
     pub bytes_per_second: f64,
-    /// The median over rounds of subject ÷ peer, of the rounds' medians.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ratio_to_peer: Option<f64>,
 }
 
 impl fmt::Display for LinkRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row = &self.row;
         write!(
             f,
             "{:<19} {:<18} {:>11.2} us  (p99 {:.1}, p99.9 {:.1}, min {:.2})  {:.2} GB/s",
-            self.bench,
-            self.subject,
-            self.p50 / 1e3,
-            self.p99 / 1e3,
+            row.bench,
+            row.subject,
+            row.p50 / 1e3,
+            row.p99 / 1e3,
             self.p999 / 1e3,
-            self.min / 1e3,
+            row.min / 1e3,
             self.bytes_per_second / 1e9,
         )?;
-        if let (Some(peer), Some(ratio)) = (&self.peer, self.ratio_to_peer) {
+        if let (Some(peer), Some(ratio)) = (&row.peer, row.ratio_to_peer) {
             write!(f, "\n    {ratio:.3} of {peer}")?;
         }
         Ok(())
@@ -119,14 +103,14 @@ enum Way {
 /// # Errors
 /// A sentence: a path could not be made or broke, or bytes were wrong.
 pub fn measure(
-    what: Measured,
+    what: Subject,
     options: &Options,
     stop: &AtomicBool,
     each: &mut dyn FnMut(&LinkRow),
 ) -> Result<(Vec<LinkRow>, bool), String> {
     let contenders = match what {
-        Measured::Paths => paths(),
-        Measured::Gates => gates(),
+        Subject::Paths => paths(),
+        Subject::Gates => gates(),
     }?;
     let names: Vec<_> = contenders
         .iter()
@@ -139,16 +123,16 @@ pub fn measure(
         far.push(two);
     }
     let ways: &[Way] = match what {
-        Measured::Paths => &[Way::One, Way::Both],
-        Measured::Gates => &[Way::Both],
+        Subject::Paths => &[Way::One, Way::Both],
+        Subject::Gates => &[Way::Both],
     };
     let mut rows = Vec::new();
     for way in ways {
         for bytes in SIZES {
             let verb = match (what, way) {
-                (Measured::Gates, _) => "gate",
-                (Measured::Paths, Way::One) => "one way",
-                (Measured::Paths, Way::Both) => "exchange",
+                (Subject::Gates, _) => "gate",
+                (Subject::Paths, Way::One) => "one way",
+                (Subject::Paths, Way::Both) => "exchange",
             };
             let bench = format!("{verb} {}", format_bytes(bytes as u64).replace(' ', ""));
             let wanted = options.filter.as_ref();
@@ -211,18 +195,21 @@ fn row(
     });
     let p50 = quantile(&all, 500);
     LinkRow {
-        bench: bench.to_owned(),
-        subject: name.to_owned(),
-        peer: peer.map(|peer| names[peer].0.to_owned()),
-        unit: "ns",
-        p50,
-        p99: quantile(&all, 990),
+        row: Row {
+            bench: bench.to_owned(),
+            subject: name.to_owned(),
+            peer: peer.map(|peer| names[peer].0.to_owned()),
+            unit: "ns",
+            p50,
+            p99: quantile(&all, 990),
+            min: quantile(&all, 0),
+            n: all.len() as u64,
+            ratio_to_peer: ratio,
+            ratio_range: None,
+        },
         p999: quantile(&all, 999),
-        min: quantile(&all, 0),
-        n: all.len() as u64,
         bytes: bytes as u64,
         bytes_per_second: bytes as f64 * 1e9 / p50,
-        ratio_to_peer: ratio,
     }
 }
 
@@ -562,14 +549,18 @@ mod tests {
             filter: Some("256B".to_owned()),
             quick: true,
         };
-        for (what, count) in [(Measured::Paths, 8), (Measured::Gates, 6)] {
+        for (what, count) in [(Subject::Paths, 8), (Subject::Gates, 6)] {
             let mut seen = 0;
             let (rows, incomplete) =
                 measure(what, &options, &AtomicBool::new(false), &mut |_| seen += 1).unwrap();
             assert!(!incomplete && rows.len() == count && seen == count);
-            let subjects = rows.iter().filter(|row| row.peer.is_some());
+            let subjects = rows.iter().filter(|row| row.row.peer.is_some());
             assert!(subjects.clone().count() * 2 >= count);
-            assert!(subjects.clone().all(|row| row.ratio_to_peer.unwrap() > 0.0));
+            assert!(
+                subjects
+                    .clone()
+                    .all(|row| row.row.ratio_to_peer.unwrap() > 0.0)
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `ds4 bench`: times and capacities beside other allocators, and connections of ranks.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::bench::links;
 use crate::bench::{Measured, Options, Row, benches, device_benches, measure, measure_device};
@@ -17,11 +17,7 @@ pub(super) fn alloc(
 ) -> Result<Outcome, Failure> {
     let unused = [Flag::Faults, Flag::Hints, Flag::Topology];
     refuse_flags(machine, &unused, "bench")?;
-    let options = Options {
-        rounds: args.runs as usize,
-        filter: args.only.clone(),
-        quick: args.quick,
-    };
+    let options = options(args);
     let resolved = Machine::resolve(machine, roomy(1))?;
     let real = resolved.target.real_devices();
     if real.is_none() {
@@ -67,32 +63,21 @@ pub(super) fn alloc(
         "origin": resolved.target.origin(),
         "rows": rows,
         "incomplete": incomplete,
-        "machine": { "cores": std::thread::available_parallelism().map_or(1, usize::from),
-                     "arch": std::env::consts::ARCH, "os": std::env::consts::OS },
+        "machine": host(),
     });
-    let exit = if incomplete {
-        text.push_str("\nincomplete: interrupted\n");
-        Exit::Interrupted
-    } else {
-        Exit::Ok
-    };
-    Ok(console.outcome(exit, "bench", text, value))
+    Ok(outcome(console, incomplete, text, value))
 }
 
 /// Measures the connections of two ranks.
 pub(super) fn links(
     machine: &MachineArgs,
     args: &BenchArgs,
-    what: links::Measured,
+    what: links::Subject,
     console: &Console,
 ) -> Result<Outcome, Failure> {
     let unused = [Flag::Faults, Flag::Hints, Flag::Topology, Flag::Devices];
     refuse_flags(machine, &unused, "bench")?;
-    let options = Options {
-        rounds: args.runs as usize,
-        filter: args.only.clone(),
-        quick: args.quick,
-    };
+    let options = options(args);
     let bar = console.progress(0, "measuring");
     let mut text = String::from("two threads of one process, looking without sleep; p50 first\n\n");
     let measured = links::measure(what, &options, console.stop(), &mut |row| {
@@ -110,14 +95,34 @@ pub(super) fn links(
     let value = json!({
         "rows": rows,
         "incomplete": incomplete,
-        "machine": { "cores": std::thread::available_parallelism().map_or(1, usize::from),
-                     "arch": std::env::consts::ARCH, "os": std::env::consts::OS },
+        "machine": host(),
     });
+    Ok(outcome(console, incomplete, text, value))
+}
+
+/// Where it was measured.
+fn host() -> Value {
+    json!({
+        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        "arch": std::env::consts::ARCH,
+        "os": std::env::consts::OS,
+    })
+}
+
+fn outcome(console: &Console, incomplete: bool, mut text: String, value: Value) -> Outcome {
     let exit = if incomplete {
         text.push_str("\nincomplete: interrupted\n");
         Exit::Interrupted
     } else {
         Exit::Ok
     };
-    Ok(console.outcome(exit, "bench", text, value))
+    console.outcome(exit, "bench", text, value)
+}
+
+fn options(args: &BenchArgs) -> Options {
+    Options {
+        rounds: args.runs as usize,
+        filter: args.only.clone(),
+        quick: args.quick,
+    }
 }

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use ds4_embedded::Interface;
 
-use crate::bench::links::Measured;
+use crate::bench::links::Subject;
 use crate::cli::{BenchCommand, Cli, Command, Format};
 use crate::exit::Exit;
 use crate::output::{Console, Failure, Outcome, failure_object, print, remark};
@@ -152,10 +152,10 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Keygen(args) => keygen::run(args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
         Command::Bench(BenchCommand::Link(args)) => {
-            bench::links(&cli.machine, args, Measured::Paths, console)
+            bench::links(&cli.machine, args, Subject::Paths, console)
         }
         Command::Bench(BenchCommand::Gate(args)) => {
-            bench::links(&cli.machine, args, Measured::Gates, console)
+            bench::links(&cli.machine, args, Subject::Gates, console)
         }
         Command::Check(args) => check::check(&cli.machine, args, console),
         Command::Validate(args) => validate::run(&cli.machine, args, console),
