@@ -150,7 +150,7 @@ def rmm_is_there():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--library", required=True, help="path of libds4.so")
+    parser.add_argument("--library", dest="plug_in", required=True, help="path of libds4.so")
     args = parser.parse_args()
     os.environ.setdefault("DS4_BACKEND", "cuda")
     import torch
@@ -160,7 +160,7 @@ def main():
                          extra_cflags=["-O2", "-std=c++17"], extra_ldflags=["-ldl"])
     torch.cuda.init()
     torch.zeros(1, device="cuda")
-    library = os.path.abspath(args.library)
+    library = os.path.abspath(args.plug_in)
     ds4 = module.measure(library, "ds4")
     caching = module.measure(library, "torch")
     pool = module.measure(library, "cudaMallocAsync")

@@ -147,7 +147,7 @@ def worker(arguments):
         sys.path.insert(0, HERE)
         import ds4_torch
 
-        ds4_torch.install(arguments.library)
+        ds4_torch.install(arguments.plug_in)
     torch.manual_seed(SEED)
     # Memory that nobody wrote stays as it is: filling it would be most of the work.
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -200,7 +200,7 @@ def run(workload, allocator, arguments):
         # One device is used: others are not opened.
         environment.setdefault("DS4_GPU_DEVICES", "0")
     words = [sys.executable, os.path.abspath(__file__), "--worker", "--workload", workload]
-    words += ["--allocator", allocator, "--library", arguments.library]
+    words += ["--allocator", allocator, "--library", arguments.plug_in]
     words += ["--quick"] if arguments.quick else []
     try:
         done = subprocess.run(
@@ -224,14 +224,14 @@ def run(workload, allocator, arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", default=LIBRARY, help="path of libds4.so")
+    parser.add_argument("--library", dest="plug_in", default=LIBRARY, help="path of libds4.so")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), help="only this one")
     parser.add_argument("--allocator", choices=ALLOCATORS, help="only this one")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each, of which the fastest is kept")
     parser.add_argument("--quick", action="store_true", help="few steps: does it run at all?")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    arguments.library = os.path.abspath(arguments.library)
+    arguments.plug_in = os.path.abspath(arguments.plug_in)
     if arguments.worker:
         worker(arguments)
         return 0

@@ -87,7 +87,7 @@ impl fmt::Display for OpenError {
             Self::NoDriver { vendor } => write!(
                 f,
                 "no {vendor} driver: {} cannot be loaded; install {}, or use --backend sim",
-                vendor.library(),
+                vendor.file_name(),
                 vendor.package()
             ),
             Self::WrongLibrary {
@@ -167,7 +167,7 @@ impl Driver {
     /// [`OpenError::NoDevice`].
     pub fn load(vendor: Vendor) -> Result<Self, OpenError> {
         let library = library(vendor).ok_or(OpenError::NoDriver { vendor })?;
-        let path = file_of(library, vendor).unwrap_or_else(|| vendor.library().into());
+        let path = file_of(library, vendor).unwrap_or_else(|| vendor.file_name().into());
         let functions = match Functions::load(vendor, library) {
             Ok(functions) => functions,
             Err(missing) => {
@@ -253,7 +253,7 @@ fn file_of(library: &'static Library, vendor: Vendor) -> Option<PathBuf> {
     match unsafe { library.get::<unsafe extern "C" fn()>(symbol) } {
         Ok(function) => file_at(&maps, *function as usize),
         // Something else has the driver's name.
-        Err(_) => file_named(&maps, vendor.library()),
+        Err(_) => file_named(&maps, vendor.file_name()),
     }
 }
 

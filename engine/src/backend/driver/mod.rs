@@ -67,7 +67,8 @@ impl DriverBackend {
     /// Opens the devices `ordinals` of the driver, in this order, [`MAX_DEVICES`] at most.
     ///
     /// Those in `excluded`, which names positions in that order, are described and not opened:
-    /// they get no context until a call uses them. With `force_bounce` no device reaches another's memory, whatever the driver offers.
+    /// they get no context until a call uses them. With `force_bounce` no device reaches another's
+    /// memory, whatever the driver offers.
     ///
     /// # Errors
     /// [`OpenError::UnknownDevice`], [`OpenError::Unavailable`] and [`OpenError::Device`].

@@ -22,7 +22,7 @@ impl Vendor {
     }
 
     /// The library that is loaded.
-    pub(super) const fn library(self) -> &'static str {
+    pub(super) const fn file_name(self) -> &'static str {
         match self {
             Self::Cuda => "libcuda.so.1",
             Self::Hip => "libamdhip64.so",
