@@ -8,12 +8,13 @@
 //!   shutting down ends the allocator in any case.
 //! - Pointers are addresses of devices. Nothing here reads or writes through one, so that
 //!   addresses of simulated devices serve as well.
-//! - All functions may be called from all threads. Reading the state takes a lock that threads
-//!   seldom share; shutting down waits for the calls that run.
+//! - All functions may be called from all threads. Shutting down waits for the calls that run,
+//!   which each thread counts for itself.
 //!
 //! Not here: decisions. Placement, budgets and stream order are the engine's.
 
 pub mod api;
+mod calls;
 mod cxx;
 mod failure;
 mod instance;

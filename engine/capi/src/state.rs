@@ -1,49 +1,27 @@
 //! The one allocator of the process: opened once, read by every call, closed when no call runs.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::calls::{self, Call};
 use crate::failure::Failure;
 use crate::instance::Instance;
 
-/// How many threads read the state without sharing a cache line.
-const SHARDS: usize = 16;
-
-/// A copy of the state; a line of its own, and the one that processors fetch with it.
-#[repr(align(128))]
-struct Shard(RwLock<Option<Arc<Instance>>>);
-
-/// Each thread reads one shard; who changes the state locks all of them, in order.
-static STATE: [Shard; SHARDS] = [const { Shard(RwLock::new(None)) }; SHARDS];
+/// The open allocator, from a `Box`; null if there is none.
+static CURRENT: AtomicPtr<Instance> = AtomicPtr::new(ptr::null_mut());
 
 /// Held while the allocator is opened or closed.
 static CHANGE: Mutex<()> = Mutex::new(());
 
-thread_local! {
-    /// The shard of this thread; [`SHARDS`] before its first call.
-    static SHARD: Cell<usize> = const { Cell::new(SHARDS) };
-}
-
-#[inline]
-fn shard() -> &'static Shard {
-    let number = SHARD.try_with(Cell::get).unwrap_or(0);
-    STATE.get(number).unwrap_or_else(|| assign())
-}
-
-#[cold]
-fn assign() -> &'static Shard {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
-    let _ = SHARD.try_with(|shard| shard.set(number));
-    STATE.get(number).unwrap_or(&STATE[0])
-}
-
 /// Runs `work` on the allocator, which stays open until it returns.
 #[inline]
 pub(crate) fn with<T>(work: impl FnOnce(&Instance) -> Result<T, Failure>) -> Result<T, Failure> {
-    let state = shard().0.read().unwrap_or_else(PoisonError::into_inner);
-    match &*state {
+    let _call = Call::enter();
+    let current = CURRENT.load(Ordering::SeqCst);
+    // SAFETY: it is null or from a `Box` that `close` takes apart only after `calls::wait`, that is
+    // not while the call which loaded it runs.
+    match unsafe { current.as_ref() } {
         Some(instance) => work(instance),
         None => Err(Failure::NotInitialized),
     }
@@ -56,28 +34,79 @@ fn change() -> MutexGuard<'static, ()> {
 /// Opens the allocator.
 pub(crate) fn open(make: impl FnOnce() -> Result<Instance, Failure>) -> Result<(), Failure> {
     let _changing = change();
-    if with(|_| Ok(())).is_ok() {
+    if !CURRENT.load(Ordering::SeqCst).is_null() {
         return Err(Failure::AlreadyInitialized);
     }
-    let instance = Arc::new(make()?);
-    for shard in &STATE {
-        let mut state = shard.0.write().unwrap_or_else(PoisonError::into_inner);
-        *state = Some(Arc::clone(&instance));
-    }
+    let instance = Box::new(make()?);
+    calls::prepare();
+    CURRENT.store(Box::into_raw(instance), Ordering::SeqCst);
     Ok(())
 }
 
 /// Closes the allocator once no call runs any more; calls that come later find none.
 pub(crate) fn close() -> Result<(), Failure> {
     let _changing = change();
-    let mut last = None;
-    for shard in &STATE {
-        let mut state = shard.0.write().unwrap_or_else(PoisonError::into_inner);
-        last = state.take().or(last);
+    let current = CURRENT.swap(ptr::null_mut(), Ordering::SeqCst);
+    if current.is_null() {
+        return Err(Failure::NotInitialized);
     }
-    // The shards held every other reference, so that this one is the last.
-    match last.and_then(Arc::into_inner) {
-        Some(instance) => instance.close(),
-        None => Err(Failure::NotInitialized),
+    // Without knowing who still uses it, the memory is left as it is.
+    calls::wait().map_err(|errno| Failure::Driver(format!("membarrier failed: {errno}")))?;
+    // SAFETY: it came from a `Box`, no call sees it any more, and only one caller swaps it out.
+    let instance = unsafe { Box::from_raw(current) };
+    instance.close()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use ds4_engine::alloc::{AllocatorConfig, Request};
+    use ds4_engine::device::Ordinal;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::thread;
+
+    fn instance() -> Result<Instance, Failure> {
+        Machine::find(Some("sim"), Some("2xh200"))?
+            .open(&[Ordinal(0), Ordinal(1)], AllocatorConfig::default())
+    }
+
+    #[test]
+    fn calls_find_the_allocator_whole_or_not_at_all_while_it_opens_and_closes() {
+        let (over, served) = (AtomicBool::new(false), AtomicU64::new(0));
+        let call = || {
+            with(|instance| {
+                let block = instance.allocator.allocate(&Request::new(4096))?;
+                thread::yield_now();
+                Ok(instance.allocator.free(block.handle)?)
+            })
+        };
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        match call() {
+                            Ok(()) => _ = served.fetch_add(1, Ordering::Relaxed),
+                            Err(failure) => assert_eq!(failure, Failure::NotInitialized),
+                        }
+                    }
+                });
+            }
+            for _ in 0..30 {
+                open(instance).unwrap();
+                assert_eq!(open(instance), Err(Failure::AlreadyInitialized));
+                // A thread of its own, whose counter a later one takes over.
+                scope.spawn(|| call().unwrap()).join().unwrap();
+                let before = served.load(Ordering::Relaxed);
+                while served.load(Ordering::Relaxed) < before + 10 {
+                    thread::yield_now();
+                }
+                close().unwrap();
+                assert_eq!(close(), Err(Failure::NotInitialized));
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        let threads = calls::count();
+        assert!((4..=8).contains(&threads), "{threads} counters");
     }
 }

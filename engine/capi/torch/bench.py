@@ -155,13 +155,11 @@ def worker(arguments):
     torch.backends.cudnn.benchmark = False
     record = Record()
     WORKLOADS[arguments.workload](torch, record, arguments.quick)
-    warm = record.times[len(record.times) // 5 :]
     row = {
         "workload": arguments.workload,
         "allocator": arguments.allocator,
         "steps": len(record.times),
-        "step_ms_median": round(statistics.median(warm) * 1e3, 4),
-        "step_ms_min": round(min(warm) * 1e3, 4),
+        "step_seconds": record.times,
         "bits": record.hash.hexdigest(),
         "last": float(record.last.flatten()[0]),
     }
@@ -222,12 +220,30 @@ def run(workload, allocator, arguments):
     return json.loads(lines[-1])
 
 
+def merge(runs):
+    """One row of the runs of an allocator: each step's least time, which a neighbour of the machine
+    disturbed least, as every run does the same steps; of the rest the first run's."""
+    for row in runs:
+        if "error" in row:
+            return row
+    steps = [min(times) for times in zip(*(row.pop("step_seconds") for row in runs))]
+    warm = steps[len(steps) // 5 :]
+    return {
+        **runs[0],
+        "runs": len(runs),
+        "first_step_ms": round(steps[0] * 1e3, 3),
+        "warm_ms_median": round(statistics.median(warm) * 1e3, 3),
+        "warm_ms_total": round(sum(warm) * 1e3, 3),
+        "all_ms_total": round(sum(steps) * 1e3, 3),
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", dest="plug_in", default=LIBRARY, help="path of libds4.so")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), help="only this one")
     parser.add_argument("--allocator", choices=ALLOCATORS, help="only this one")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of each, of which the fastest is kept")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each, in turns")
     parser.add_argument("--quick", action="store_true", help="few steps: does it run at all?")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -238,21 +254,22 @@ def main():
     start = time.perf_counter()
     rows, verdicts, machine = [], {}, None
     for workload in [arguments.workload] if arguments.workload else WORKLOADS:
-        bits = set()
-        failed = False
-        allocators = [arguments.allocator] if arguments.allocator else ALLOCATORS
-        best = {}
+        runs = {}
         # In turns, so that all meet the same machine.
-        for allocator in allocators * arguments.rounds:
-            row = run(workload, allocator, arguments)
-            machine = row.pop("machine", None) or machine
-            failed |= "error" in row
-            bits.add(row.get("bits"))
-            sys.stderr.write(f"{workload} {allocator}: {row.get('step_ms_median', 'failed')}\n")
-            kept = best.get(allocator)
-            if kept is None or row.get("step_ms_median", 1e9) < kept.get("step_ms_median", 1e9):
-                best[allocator] = row
-        rows += best.values()
+        for _ in range(arguments.rounds):
+            for allocator in [arguments.allocator] if arguments.allocator else ALLOCATORS:
+                row = run(workload, allocator, arguments)
+                machine = row.pop("machine", None) or machine
+                runs.setdefault(allocator, []).append(row)
+                sys.stderr.write(f"{workload} {allocator}: {row.get('error', 'done')}\n")
+        merged = {allocator: merge(of_one) for allocator, of_one in runs.items()}
+        native = merged.get("native", {}).get("warm_ms_total")
+        for row in merged.values():
+            if native and "warm_ms_total" in row:
+                row["time_to_native"] = round(row["warm_ms_total"] / native, 4)
+        rows += merged.values()
+        bits = {row.get("bits") for of_one in runs.values() for row in of_one}
+        failed = any("error" in row for row in merged.values())
         verdicts[workload] = "error" if failed else "equal" if len(bits) == 1 else "differ"
     report = {
         "schema": 1,

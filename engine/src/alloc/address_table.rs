@@ -17,6 +17,14 @@ pub(super) struct AddressTable {
     shift: u32,
 }
 
+/// A block in the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    at: usize,
+    /// The block's node.
+    pub(super) node: u32,
+}
+
 const FIRST_BITS: u32 = 6;
 
 impl AddressTable {
@@ -82,22 +90,29 @@ impl AddressTable {
         }
     }
 
-    /// The node of the block that begins at `offset`.
+    /// The place of the block that begins at `offset`, good until the table changes.
     #[inline]
-    pub(super) fn get(&self, offset: u32) -> Option<u32> {
+    pub(super) fn find(&self, offset: u32) -> Option<Entry> {
         if offset == EMPTY {
             return None;
         }
-        self.position(offset).map(|at| self.places[at].1)
+        let at = self.position(offset)?;
+        let node = self.places[at].1;
+        Some(Entry { at, node })
     }
 
     /// Removes the block that begins at `offset`, if there is one.
-    #[inline]
     pub(super) fn remove(&mut self, offset: u32) {
-        let Some(mut hole) = self.position(offset) else {
-            return;
-        };
+        if let Some(entry) = self.find(offset) {
+            self.remove_entry(entry);
+        }
+    }
+
+    /// Removes what [`AddressTable::find`] found since the table last changed.
+    #[inline]
+    pub(super) fn remove_entry(&mut self, entry: Entry) {
         let mask = self.mask();
+        let mut hole = entry.at;
         let mut at = hole;
         loop {
             at = (at + 1) & mask;
@@ -144,9 +159,9 @@ mod tests {
                 prop_assert_eq!(table.len, map.len());
             }
             for offset in (0..300).map(|offset| offset << 20) {
-                prop_assert_eq!(table.get(offset), map.get(&offset).copied());
+                prop_assert_eq!(table.find(offset).map(|it| it.node), map.get(&offset).copied());
             }
-            prop_assert_eq!(table.get(EMPTY), None);
+            prop_assert!(table.find(EMPTY).is_none());
         }
     }
 }

@@ -38,7 +38,7 @@ pub use error::{
 use gauge::Gauge;
 pub use observe::{AllocatorEvent, Observer, RecordedEvent, RecordedKind, Recorder};
 pub use open::{AllocatorConfig, DeviceBudget};
-use placement::{Load, OrphanPolicy, candidates, least_loaded};
+use placement::{Candidates, Load, OrphanPolicy, candidates, least_loaded};
 pub use pool::{BlockState, BlockView, Lifetime, PoolCounters};
 use pool::{MAX_UNITS, UNIT_BYTES};
 pub use report::{AllocatorReport, PoolRange, PoolStats};
@@ -66,6 +66,9 @@ impl Device {
         stream == StreamId::DEFAULT || self.lock().is_some_and(|arena| arena.knows(stream))
     }
 }
+
+/// The bytes in use on a candidate that refused, and its reason.
+type Refused = (u64, RefusalReason);
 
 /// A granted request and the rung of the ladder that won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,15 +131,29 @@ impl Allocator {
         if found.orphaned {
             self.note_orphan(request.mask);
         }
+        // Most requests are granted by their first candidate, without room for reasons.
+        let Some(first) = least_loaded(found.mask, |id| self.load(id)) else {
+            return Err(self.refuse(request, RefusalCause::Tried(CandidateRefusals::new())));
+        };
+        match self.try_one(request, &ask, first, found.orphaned) {
+            Ok(allocation) => Ok(allocation),
+            Err(refused) => self.allocate_elsewhere(request, &ask, &found, first, refused),
+        }
+    }
+
+    /// Goes on after the first candidate refused.
+    fn allocate_elsewhere(
+        &self,
+        request: &Request,
+        ask: &Ask,
+        found: &Candidates,
+        first: DeviceId,
+        refused: Refused,
+    ) -> Result<Allocation, AllocError> {
+        let rest = found.mask.without(DeviceMask::only(first));
         let mut reasons = CandidateRefusals::new();
-        match self.try_each(
-            request,
-            &ask,
-            found.mask,
-            found.orphaned,
-            true,
-            &mut reasons,
-        ) {
+        self.note_refused(first, refused, rest.is_empty(), &mut reasons);
+        match self.try_each(request, ask, rest, found.orphaned, true, &mut reasons) {
             Some(allocation) => Ok(allocation),
             None => Err(self.refuse(request, RefusalCause::Tried(reasons))),
         }
@@ -202,36 +219,47 @@ impl Allocator {
         let mut rest = mask;
         while let Some(id) = least_loaded(rest, |id| self.load(id)) {
             rest = rest.without(DeviceMask::only(id));
-            let Some(device) = self.devices.get(id.index()) else {
-                continue;
-            };
-            match self.try_one(request, ask, id, device, orphaned) {
+            match self.try_one(request, ask, id, orphaned) {
                 Ok(allocation) => return Some(allocation),
-                Err((used_bytes, reason)) => {
-                    device.gauge.count_refusal(last && rest.is_empty());
-                    let budget_bytes = device.budget_bytes;
-                    reasons.push(CandidateRefusal {
-                        device: id,
-                        used_bytes,
-                        budget_bytes,
-                        reason,
-                    });
-                }
+                Err(refused) => self.note_refused(id, refused, last && rest.is_empty(), reasons),
             }
         }
         None
     }
 
-    /// Takes the request on one device, or returns the bytes in use there and the reason.
+    /// Counts a candidate's refusal and adds it to the reasons.
+    #[inline]
+    fn note_refused(
+        &self,
+        id: DeviceId,
+        (used_bytes, reason): Refused,
+        ends: bool,
+        reasons: &mut CandidateRefusals,
+    ) {
+        let Some(device) = self.devices.get(id.index()) else {
+            return;
+        };
+        device.gauge.count_refusal(ends);
+        reasons.push(CandidateRefusal {
+            device: id,
+            used_bytes,
+            budget_bytes: device.budget_bytes,
+            reason,
+        });
+    }
+
+    /// Takes the request on one device.
     #[inline]
     fn try_one(
         &self,
         request: &Request,
         ask: &Ask,
         id: DeviceId,
-        device: &Device,
         orphaned: bool,
-    ) -> Result<Allocation, (u64, RefusalReason)> {
+    ) -> Result<Allocation, Refused> {
+        let Some(device) = self.devices.get(id.index()) else {
+            return Err((0, RefusalReason::Budget));
+        };
         let asked_bytes = u64::from(ask.units) * UNIT_BYTES;
         if let Some(largest_free_bytes) = device.gauge.refuses(asked_bytes)
             && device.knows(ask.stream)

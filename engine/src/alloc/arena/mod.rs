@@ -8,7 +8,7 @@ use crate::backend::{Backend, BackendError, EventId, OomOrigin};
 use crate::device::{DeviceAddress, DeviceId, DeviceInfo, DeviceMask, StreamId};
 use crate::hash::StateHash;
 
-use super::address_table::AddressTable;
+use super::address_table::{AddressTable, Entry};
 use super::error::{FreeError, RefusalReason};
 use super::pool::{
     Block, BlockId, Fit, Lifetime, MAX_UNITS, NotLive, OPEN, PageLimit, Pool, UNIT_BYTES, Want,
@@ -550,9 +550,14 @@ impl Arena {
     #[inline]
     pub(super) fn free(&mut self, backend: &dyn Backend, id: BlockId) -> Result<(), FreeError> {
         let block = self.live(id)?;
-        self.release(backend, id, block)
+        self.release(backend, id, block)?;
+        if let Some(addresses) = &mut self.addresses {
+            addresses.remove(block.offset);
+        }
+        Ok(())
     }
 
+    /// Gives a block back in the pool's books; what knows its address is the caller's to mend.
     #[inline]
     fn release(
         &mut self,
@@ -569,9 +574,6 @@ impl Arena {
         let bytes = u64::from(block.units) * UNIT_BYTES;
         self.stats
             .freed(bytes, bytes - u64::from(block.slack_bytes));
-        if let Some(addresses) = &mut self.addresses {
-            addresses.remove(block.offset);
-        }
         Ok(())
     }
 
@@ -592,26 +594,30 @@ impl Arena {
         backend: &dyn Backend,
         address: DeviceAddress,
     ) -> Result<(), FreeError> {
-        let (id, block) = self.block_at(address)?;
-        self.release(backend, id, block)
+        let (id, block, entry) = self.block_at(address)?;
+        self.release(backend, id, block)?;
+        if let Some(addresses) = &mut self.addresses {
+            addresses.remove_entry(entry);
+        }
+        Ok(())
     }
 
     /// The id of the live block that begins at `address`.
     pub(super) fn id_at(&self, address: DeviceAddress) -> Result<BlockId, FreeError> {
-        self.block_at(address).map(|(id, _)| id)
+        self.block_at(address).map(|(id, ..)| id)
     }
 
     #[inline]
-    fn block_at(&self, address: DeviceAddress) -> Result<(BlockId, Block), FreeError> {
+    fn block_at(&self, address: DeviceAddress) -> Result<(BlockId, Block, Entry), FreeError> {
         let Some(addresses) = &self.addresses else {
             return Err(FreeError::NoAddressTable);
         };
         let (offset, past) = self.locate(address).ok_or(FreeError::Foreign { address })?;
         if past == 0
-            && let Some(node) = addresses.get(offset)
+            && let Some(entry) = addresses.find(offset)
         {
-            let id = self.pool.id_of(node);
-            return Ok((id, self.live(id)?));
+            let id = self.pool.id_of(entry.node);
+            return Ok((id, self.live(id)?, entry));
         }
         Err(self.why_not_live(address, offset))
     }
