@@ -48,7 +48,7 @@ static std::vector<Op> random_ops(size_t allocations) {
         live.pop_back();
         live_bytes -= bytes;
         spare.push_back(slot);
-        ops.push_back({false, slot, 0});
+        ops.push_back({false, slot, bytes});
     };
     for (size_t made = 0; made < allocations;) {
         size_t bytes = 1 + below(4ull << 20);
@@ -73,7 +73,7 @@ static std::vector<Op> one_size(size_t bytes, size_t pairs) {
     std::vector<Op> ops;
     for (size_t i = 0; i < pairs; i++) {
         ops.push_back({true, 0, bytes});
-        ops.push_back({false, 0, 0});
+        ops.push_back({false, 0, bytes});
     }
     return ops;
 }
@@ -89,7 +89,7 @@ static double pair_ns(const std::vector<Op>& ops, A allocate, F release) {
                 slots[op.slot] = allocate(op.bytes);
                 if (!slots[op.slot]) throw std::runtime_error("refused");
             } else {
-                release(slots[op.slot]);
+                release(slots[op.slot], op.bytes);
             }
         }
         auto end = std::chrono::steady_clock::now();
@@ -111,7 +111,8 @@ std::vector<double> measure(const std::string& library, const std::string& what)
         auto init = (int (*)(int, const void*))dlsym(handle, "ds4_gpu_mgpu_init");
         auto detect = (int (*)())dlsym(handle, "ds4_gpu_detect");
         auto allocate = (void* (*)(size_t, const Hint*))dlsym(handle, "ds4_gpu_mgpu_alloc");
-        auto release = (void (*)(void*))dlsym(handle, "ds4_gpu_mgpu_free");
+        auto free = (int (*)(void*))dlsym(handle, "ds4_gpu_mgpu_free");
+        auto release = [&](void* p, size_t) { free(p); };
         auto error = (const char* (*)())dlsym(handle, "ds4_gpu_mgpu_last_error");
         if (detect() < 1 || init(1, nullptr) != 0) throw std::runtime_error(error());
         for (uint32_t mask : {1u, 0u}) {
@@ -122,30 +123,52 @@ std::vector<double> measure(const std::string& library, const std::string& what)
     } else if (what == "torch") {
         using namespace c10::cuda::CUDACachingAllocator;
         for (auto& ops : work)
-            out.push_back(pair_ns(ops, [](size_t b) { return raw_alloc(b); }, [](void* p) { raw_delete(p); }));
+            out.push_back(pair_ns(ops, [](size_t b) { return raw_alloc(b); }, [](void* p, size_t) { raw_delete(p); }));
     } else if (what == "cudaMallocAsync") {
         for (auto& ops : work)
             out.push_back(pair_ns(ops,
                 [](size_t b) { void* p = nullptr; cudaMallocAsync(&p, b, 0); return p; },
-                [](void* p) { cudaFreeAsync(p, 0); }));
+                [](void* p, size_t) { cudaFreeAsync(p, 0); }));
+    } else if (what == "rmm") {
+        // The resource that Python has set.
+        void* handle = dlopen(library.c_str(), RTLD_NOW);
+        if (!handle) throw std::runtime_error(dlerror());
+        auto allocate = (void* (*)(ssize_t, int, void*))dlsym(handle, "allocate");
+        auto release = (void (*)(void*, ssize_t, int, void*))dlsym(handle, "deallocate");
+        for (auto& ops : work)
+            out.push_back(pair_ns(ops,
+                [&](size_t b) { return allocate((ssize_t)b, 0, nullptr); },
+                [&](void* p, size_t b) { release(p, (ssize_t)b, 0, nullptr); }));
     } else {
         std::vector<Op> few = one_size(1 << 20, 200);
         out.push_back(pair_ns(few,
             [](size_t b) { void* p = nullptr; cudaMalloc(&p, b); return p; },
-            [](void* p) { cudaFree(p); }));
+            [](void* p, size_t) { cudaFree(p); }));
     }
     return out;
 }
 """
 
 
-def rmm_is_there():
+def rmm_rows(module):
+    """RMM's arena and pool over cudaMalloc, through its plug-in for PyTorch; none without RMM."""
     try:
-        import rmm  # noqa: F401
-
-        return True
+        import rmm
+        from rmm.librmm import _logger
     except ImportError:
-        return False
+        return {}
+    plug_in = os.path.join(os.path.dirname(_logger.__file__), "_torch_allocator.so")
+    direct = rmm.mr.CudaMemoryResource()
+    resources = {
+        "RMM arena": lambda: rmm.mr.ArenaMemoryResource(direct, 20 << 30),
+        "RMM pool": lambda: rmm.mr.PoolMemoryResource(direct, initial_pool_size=20 << 30),
+    }
+    rows = {}
+    for name, resource in resources.items():
+        rmm.mr.set_current_device_resource(resource())
+        rows[name] = module.measure(plug_in, "rmm")
+        rmm.mr.set_current_device_resource(direct)
+    return rows
 
 
 def main():
@@ -171,13 +194,15 @@ def main():
         "PyTorch caching allocator": caching,
         "cudaMallocAsync": pool,
     }
+    rmm = rmm_rows(module)
+    rows.update(rmm)
     print(json.dumps({
         "device": torch.cuda.get_device_name(0),
         "unit": "ns per pair, least of 4 rounds",
         "rows": [{"subject": name, "1 MiB": round(one, 1), "random": round(random, 1)}
                  for name, (one, random) in rows.items()]
         + [{"subject": "cudaMalloc", "1 MiB": round(direct[0], 1)}],
-        "rmm": "installed, not measured by this script" if rmm_is_there() else "not installed",
+        "rmm": "measured" if rmm else "not installed",
     }, indent=1))
 
 
