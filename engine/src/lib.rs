@@ -5,6 +5,7 @@ pub mod alloc;
 pub mod backend;
 pub mod bytes;
 pub mod device;
+pub mod device_gates;
 pub mod hash;
 pub mod selection;
 pub mod slab_memory;

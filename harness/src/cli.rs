@@ -414,8 +414,11 @@ pub enum BenchCommand {
     /// Paths between two ranks of this host, 4 B to 64 MiB, one way and both ways at once.
     #[command(after_help = "Example: ds4 bench link --quick --only 16KiB")]
     Link(BenchArgs),
-    /// Gates between two ranks of this host, beside a bare exchange of the same bytes.
-    #[command(after_help = "Example: ds4 bench gate --quick --format json")]
+    /// Gates between two ranks of this host, beside a bare exchange of the same bytes; with
+    /// --backend cuda or hip between two devices, beside copies of the driver.
+    #[command(
+        after_help = "Examples:\n  ds4 bench gate --quick --format json\n  ds4 bench gate --backend cuda --gpu-devices 0,1"
+    )]
     Gate(BenchArgs),
 }
 

@@ -10,12 +10,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
-use ds4_engine::alloc::{AllocError, Allocator, AllocatorConfig, Request};
+use ds4_engine::alloc::{AllocError, Allocation, Allocator, AllocatorConfig, Request};
 use ds4_engine::backend::Backend;
 use ds4_engine::backend::driver::{Driver, DriverBackend, Vendor};
 use ds4_engine::bytes::{GIB, MIB};
-use ds4_engine::device::{DeviceId, DeviceMask, Ordinal};
+use ds4_engine::device::{DeviceId, DeviceMask, Ordinal, StreamId};
+use ds4_engine::device_gates::DeviceGates;
 use ds4_harness::stopwatch::Stopwatch;
 use serde_json::Value;
 
@@ -322,4 +324,118 @@ fn a_device_that_does_not_exist_is_named_with_how_many_there_are() {
         said.contains("31") && said.contains(&format!("0 to {}", count - 1)),
         "{said}"
     );
+}
+
+/// Two ranks on the first two devices.
+struct GateBed {
+    allocator: Allocator,
+    backend: Arc<DriverBackend>,
+    gates: DeviceGates,
+    streams: [StreamId; 2],
+    vectors: [Allocation; 2],
+}
+
+impl GateBed {
+    fn open(deadline: Duration) -> Self {
+        let backend = open(&[0, 1], false);
+        let any: Arc<dyn Backend> = Arc::clone(&backend) as Arc<dyn Backend>;
+        let allocator = Allocator::new(any, AllocatorConfig::default()).unwrap();
+        let gates = DeviceGates::open(&allocator, [gpu(0), gpu(1)], 4 * MIB, deadline).unwrap();
+        let vectors = [0, 1].map(|index| {
+            let mask = DeviceMask::only(gpu(index));
+            let request = Request {
+                mask,
+                ..Request::new(4 * MIB)
+            };
+            allocator.allocate(&request).unwrap()
+        });
+        let streams = [0, 1].map(|index| allocator.create_stream(gpu(index)).unwrap());
+        Self {
+            allocator,
+            backend,
+            gates,
+            streams,
+            vectors,
+        }
+    }
+
+    fn enqueue(&self, rank: usize, bytes: u64) {
+        let vector = self.vectors[rank].address;
+        self.gates
+            .enqueue(rank, self.streams[rank], vector, vector, bytes)
+            .unwrap();
+    }
+
+    fn wait(&self, rank: usize) {
+        self.backend
+            .synchronize(gpu(rank), self.streams[rank])
+            .unwrap();
+    }
+}
+
+#[test]
+fn gates_of_all_devices_add_every_size_and_leave_what_lies_behind() {
+    let bed = GateBed::open(Duration::from_secs(5));
+    for bytes in [16, 32, 4080, 4096, 16 << 10, (64 << 10) - 16, 64 << 10]
+        .into_iter()
+        .chain([(64 << 10) + 16, 100_000, 1 << 20, 4 * MIB - 32])
+    {
+        let length = usize::try_from(bytes).unwrap();
+        let float = |rank: u64, index: u64| (index * 7 + rank * 1_000 + bytes) as f32;
+        for rank in 0..2 {
+            let part = (0..bytes / 4).flat_map(|index| float(rank as u64, index).to_le_bytes());
+            let mut part: Vec<u8> = part.collect();
+            part.extend([0xC3; 16]);
+            let vector = bed.vectors[rank].address;
+            bed.backend.write(gpu(rank), vector, &part).unwrap();
+        }
+        // One rank is early, and several gates follow each other.
+        for rank in [0, 1, 1, 0] {
+            bed.enqueue(rank, bytes);
+        }
+        for rank in 0..2 {
+            bed.wait(rank);
+            bed.gates.check(rank).unwrap();
+            let mut seen = vec![0; length + 16];
+            let vector = bed.vectors[rank].address;
+            bed.backend.read(gpu(rank), vector, &mut seen).unwrap();
+            let sum = |index| 2.0 * (float(0, index) + float(1, index));
+            let want = (0..bytes / 4).flat_map(|index| sum(index).to_le_bytes());
+            assert!(seen[..length] == want.collect::<Vec<u8>>(), "{bytes} bytes");
+            assert_eq!(seen[length..], [0xC3; 16], "{bytes} bytes");
+        }
+    }
+    bed.gates.close(&bed.allocator).unwrap();
+}
+
+#[test]
+fn a_gate_of_all_devices_that_waits_in_vain_ends_at_its_deadline_or_when_told() {
+    for (bytes, told) in [
+        (4096, false),
+        (1 << 20, false),
+        (4096, true),
+        (1 << 20, true),
+    ] {
+        let deadline = Duration::from_millis(if told { 20_000 } else { 200 });
+        let bed = GateBed::open(deadline);
+        bed.enqueue(0, bytes);
+        bed.enqueue(1, bytes);
+        bed.enqueue(0, bytes);
+        let watch = Stopwatch::start();
+        if told {
+            bed.gates.abort(0).unwrap();
+        }
+        bed.wait(0);
+        bed.wait(1);
+        let waited_ns = watch.elapsed_ns();
+        assert!(waited_ns < 2_000_000_000, "{waited_ns} ns");
+        let said = bed.gates.check(0).unwrap_err().to_string();
+        let why = if told { "told to stop" } else { "deadline" };
+        assert!(said.contains("gate 2") && said.contains(why), "{said}");
+        bed.gates.check(1).unwrap();
+        // The link has failed: later gates end at once.
+        bed.enqueue(0, bytes);
+        bed.wait(0);
+        bed.gates.close(&bed.allocator).unwrap();
+    }
 }

@@ -8,6 +8,7 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef u64 u64x2 __attribute__((ext_vector_type(2)));
+typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 
 #define DEVICE static inline __attribute__((device, always_inline))
@@ -33,6 +34,49 @@ DEVICE void atomic_min(u64 at, u64 value) {
   __atomic_fetch_min((Global<u64>)at, value, __ATOMIC_RELAXED);
 }
 
+// Nanoseconds of a clock that goes on evenly.
+DEVICE u64 clock_ns() {
+  u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+// Loads and stores that other devices see, and whose order others keep.
+DEVICE u64 load_relaxed(u64 at) {
+  u64 value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+DEVICE u32 load_acquire(u64 at) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+DEVICE void store_release(u64 at, u32 value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+// Two packets at a multiple of 16; each is loaded and stored as a whole.
+DEVICE u64x2 load_packets(u64 at) {
+  u64x2 packets;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(packets.x), "=l"(packets.y)
+               : "l"(at)
+               : "memory");
+  return packets;
+}
+DEVICE void store_packets(u64 at, u64x2 packets) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(packets.x),
+               "l"(packets.y)
+               : "memory");
+}
+// Whether this call is the first to replace 0.
+DEVICE bool atomic_first(u64 at, u64 value) {
+  u64 none = 0;
+  return __atomic_compare_exchange_n((Global<u64>)at, &none, value, false, __ATOMIC_RELAXED,
+                                     __ATOMIC_RELAXED);
+}
+// What the kernel before this one in the stream has done is there.
+DEVICE void previous_kernel() {}
+
 #elif defined(__AMDGCN__)
 
 DEVICE u32 thread() { return __builtin_amdgcn_workitem_id_x(); }
@@ -50,11 +94,40 @@ DEVICE void atomic_add(u64 at, u64 value) {
 DEVICE void atomic_min(u64 at, u64 value) {
   __hip_atomic_fetch_min((Global<u64>)at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+// The steady counter has 100 MHz on every processor that has it.
+DEVICE u64 clock_ns() { return 10 * __builtin_readsteadycounter(); }
+DEVICE u64 load_relaxed(u64 at) {
+  return __hip_atomic_load((Global<u64>)at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+DEVICE u32 load_acquire(u64 at) {
+  return __hip_atomic_load((Global<u32>)at, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+DEVICE void store_release(u64 at, u32 value) {
+  __hip_atomic_store((Global<u32>)at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+DEVICE u64x2 load_packets(u64 at) { return {load_relaxed(at), load_relaxed(at + 8)}; }
+DEVICE void store_packets(u64 at, u64x2 packets) {
+  __hip_atomic_store((Global<u64>)at, packets.x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  __hip_atomic_store((Global<u64>)(at + 8), packets.y, __ATOMIC_RELAXED,
+                     __HIP_MEMORY_SCOPE_SYSTEM);
+}
+DEVICE bool atomic_first(u64 at, u64 value) {
+  u64 none = 0;
+  return __hip_atomic_compare_exchange_strong((Global<u64>)at, &none, value, __ATOMIC_RELAXED,
+                                              __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEVICE void previous_kernel() {}
 
 #endif
 
 // This thread among all of the grid.
 DEVICE u64 index() { return block() * block_threads() + thread(); }
+
+DEVICE float as_float(u32 bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
 
 DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
 

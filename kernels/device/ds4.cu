@@ -2,4 +2,5 @@
 #include "add.cu"
 #include "checksum.cu"
 #include "fill.cu"
+#include "gate.cu"
 #include "pattern.cu"

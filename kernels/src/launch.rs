@@ -66,6 +66,36 @@ pub enum Launch {
         /// How many floats there are.
         count: u64,
     },
+    /// Passes `gates` gates one after the other, each of `count` floats from `input` on: an even
+    /// count, at multiples of 16 and of at most [`crate::gate::PACKET_GATE_BYTES`] in all. What
+    /// the peer's launch of the same gates sent is added, in the order of the ranks, into `output`,
+    /// which may be `input`.
+    GatePackets {
+        /// The link, as [`crate::gate`] describes it.
+        link: u64,
+        /// The own part.
+        input: u64,
+        /// The sum.
+        output: u64,
+        /// How many floats there are.
+        count: u64,
+        /// How many gates.
+        gates: u64,
+    },
+    /// As [`Launch::GatePackets`], for one gate of up to the size for which the landings were made:
+    /// `count` is a multiple of 4, `part_bytes` that of [`crate::gate::part_bytes`].
+    GateParts {
+        /// The link.
+        link: u64,
+        /// The own part.
+        input: u64,
+        /// The sum.
+        output: u64,
+        /// How many floats there are.
+        count: u64,
+        /// The distance of the two places where parts land.
+        part_bytes: u64,
+    },
 }
 
 /// The kernels, by the name of their entry point.
@@ -77,16 +107,20 @@ pub enum Kernel {
     CheckPattern,
     Checksum,
     AddF32,
+    GatePackets,
+    GateParts,
 }
 
 impl Kernel {
     /// All kernels.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::Fill,
         Self::WritePattern,
         Self::CheckPattern,
         Self::Checksum,
         Self::AddF32,
+        Self::GatePackets,
+        Self::GateParts,
     ];
 
     /// The name of the entry point in a module.
@@ -98,6 +132,8 @@ impl Kernel {
             Self::CheckPattern => "ds4_check_pattern",
             Self::Checksum => "ds4_checksum",
             Self::AddF32 => "ds4_add_f32",
+            Self::GatePackets => "ds4_gate_packets",
+            Self::GateParts => "ds4_gate_parts",
         }
     }
 
@@ -113,7 +149,7 @@ impl Kernel {
         match self {
             Self::Fill | Self::AddF32 => 3,
             Self::Checksum => 4,
-            Self::WritePattern => 5,
+            Self::WritePattern | Self::GatePackets | Self::GateParts => 5,
             Self::CheckPattern => 6,
         }
     }
@@ -129,6 +165,8 @@ impl Launch {
             Self::CheckPattern { .. } => Kernel::CheckPattern,
             Self::Checksum { .. } => Kernel::Checksum,
             Self::AddF32 { .. } => Kernel::AddF32,
+            Self::GatePackets { .. } => Kernel::GatePackets,
+            Self::GateParts { .. } => Kernel::GateParts,
         }
     }
 
@@ -164,6 +202,20 @@ impl Launch {
                 sum,
             } => [from, bytes, first_position, sum, 0, 0],
             Self::AddF32 { sum, other, count } => [sum, other, count, 0, 0, 0],
+            Self::GatePackets {
+                link,
+                input,
+                output,
+                count,
+                gates,
+            } => [link, input, output, count, gates, 0],
+            Self::GateParts {
+                link,
+                input,
+                output,
+                count,
+                part_bytes,
+            } => [link, input, output, count, part_bytes, 0],
         }
     }
 
@@ -201,6 +253,20 @@ impl Launch {
                 other: b,
                 count: c,
             },
+            Kernel::GatePackets => Self::GatePackets {
+                link: a,
+                input: b,
+                output: c,
+                count: d,
+                gates: e,
+            },
+            Kernel::GateParts => Self::GateParts {
+                link: a,
+                input: b,
+                output: c,
+                count: d,
+                part_bytes: e,
+            },
         })
     }
 
@@ -210,7 +276,7 @@ impl Launch {
         match self {
             Self::Fill { .. } | Self::Checksum { .. } => 1,
             Self::WritePattern { .. } | Self::CheckPattern { .. } => 8,
-            Self::AddF32 { .. } => 4,
+            Self::AddF32 { .. } | Self::GatePackets { .. } | Self::GateParts { .. } => 4,
         }
     }
 
@@ -220,7 +286,9 @@ impl Launch {
         match *self {
             Self::Fill { bytes, .. } | Self::Checksum { bytes, .. } => bytes,
             Self::WritePattern { words, .. } | Self::CheckPattern { words, .. } => words,
-            Self::AddF32 { count, .. } => count,
+            Self::AddF32 { count, .. }
+            | Self::GatePackets { count, .. }
+            | Self::GateParts { count, .. } => count,
         }
     }
 }
@@ -229,7 +297,7 @@ impl Launch {
 mod tests {
     use super::*;
 
-    const LAUNCHES: [Launch; 5] = [
+    const LAUNCHES: [Launch; 7] = [
         Launch::Fill {
             to: 1,
             bytes: 2,
@@ -258,6 +326,20 @@ mod tests {
             sum: 4,
             other: 8,
             count: 3,
+        },
+        Launch::GatePackets {
+            link: 128,
+            input: 16,
+            output: 32,
+            count: 4,
+            gates: 2,
+        },
+        Launch::GateParts {
+            link: 128,
+            input: 16,
+            output: 32,
+            count: 4,
+            part_bytes: 256,
         },
     ];
 

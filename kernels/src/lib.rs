@@ -8,6 +8,7 @@
 mod add;
 mod checksum;
 mod fill;
+pub mod gate;
 mod launch;
 mod module;
 mod pattern;

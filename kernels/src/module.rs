@@ -1,6 +1,7 @@
 //! The compiled kernels, all in one module for each kind of device, and how they are launched.
 
 use crate::Launch;
+use crate::gate::{PACKET_BLOCKS, PACKET_THREADS, PART_BLOCKS, PART_THREADS};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -26,10 +27,19 @@ pub const CODE_OBJECTS: [(&str, &[u8]); 4] = [
     ("gfx1151", include_bytes!("../compiled/ds4-gfx1151.hsaco")),
 ];
 
-/// Blocks of the one-dimensional grid and threads of a block. Any other numbers would also give
-/// the right result.
+/// Blocks of the one-dimensional grid and threads of a block. Gates have the same on both devices,
+/// whatever their size; for all else any other numbers would also give the right result.
 #[must_use]
 pub fn geometry(launch: &Launch) -> (u32, u32) {
+    match launch {
+        Launch::GatePackets { .. } => return (PACKET_BLOCKS, PACKET_THREADS),
+        Launch::GateParts { .. } => return (PART_BLOCKS, PART_THREADS),
+        Launch::Fill { .. }
+        | Launch::WritePattern { .. }
+        | Launch::CheckPattern { .. }
+        | Launch::Checksum { .. }
+        | Launch::AddF32 { .. } => {}
+    }
     let group = GROUP_BYTES / launch.element_bytes();
     let groups = launch.elements().div_ceil(group);
     let blocks = groups.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);

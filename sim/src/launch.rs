@@ -85,6 +85,13 @@ impl SimBackend {
         stream: StreamId,
         launch: &Launch,
     ) -> Result<(), BackendError> {
+        if let Launch::GatePackets { .. } | Launch::GateParts { .. } = launch {
+            // A simulated kernel runs when it is launched, and cannot wait for another device's.
+            return Err(BackendError::Unsupported {
+                device,
+                call: CALL.driver_name(),
+            });
+        }
         let ranges = ranges(launch);
         let mut memory = self.memory_of(device, &ranges)?;
         let bytes = launch.elements().saturating_mul(launch.element_bytes());
@@ -235,6 +242,7 @@ pub(crate) fn ranges(launch: &Launch) -> Vec<Range> {
         }
         Launch::Checksum { from, sum, .. } => vec![elements(from, false), words(sum, 1)],
         Launch::AddF32 { sum, other, .. } => vec![elements(sum, true), elements(other, false)],
+        Launch::GatePackets { .. } | Launch::GateParts { .. } => Vec::new(),
     }
 }
 

@@ -261,7 +261,8 @@ def main():
                 row = run(workload, allocator, arguments)
                 machine = row.pop("machine", None) or machine
                 runs.setdefault(allocator, []).append(row)
-                sys.stderr.write(f"{workload} {allocator}: {row.get('error', 'done')}\n")
+                seconds = sum(row.get("step_seconds", []))
+                sys.stderr.write(f"{workload} {allocator}: {row.get('error', round(seconds, 3))}\n")
         merged = {allocator: merge(of_one) for allocator, of_one in runs.items()}
         native = merged.get("native", {}).get("warm_ms_total")
         for row in merged.values():

@@ -12,6 +12,7 @@
 mod capacity;
 mod counts;
 mod device;
+mod device_gates;
 pub mod links;
 mod measure;
 pub mod peers;
@@ -27,6 +28,7 @@ use serde::Serialize;
 pub use capacity::least_capacity;
 pub use counts::{Counted, Counts, MASKS, count_all, counted_names, open_counted};
 pub use device::{device_benches, measure_device};
+pub use device_gates::measure_device_gates;
 pub use measure::{Comparison, MIN_ROUNDS, Spec, Times, compare, quantile, roomy, time};
 use measure::{compare_until, time_until};
 use peers::Contender;

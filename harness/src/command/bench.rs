@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::bench::links;
-use crate::bench::{Measured, Options, Row, benches, device_benches, measure, measure_device};
+use crate::bench::{
+    Measured, Options, Row, benches, device_benches, measure, measure_device, measure_device_gates,
+};
 use crate::cli::{BenchArgs, MachineArgs};
 use crate::exit::Exit;
 use crate::machine::{Flag, Machine, refuse_flags, roomy};
@@ -75,15 +77,32 @@ pub(super) fn links(
     what: links::Subject,
     console: &Console,
 ) -> Result<Outcome, Failure> {
-    let unused = [Flag::Faults, Flag::Hints, Flag::Topology, Flag::Devices];
+    let unused = [Flag::Faults, Flag::Hints, Flag::Topology];
     refuse_flags(machine, &unused, "bench")?;
     let options = options(args);
+    let resolved = Machine::resolve(machine, roomy(1))?;
+    let devices = resolved.target.real_devices();
+    if devices.is_none() {
+        refuse_flags(machine, &[Flag::Devices], "bench of connections")?;
+    }
     let bar = console.progress(0, "measuring");
-    let mut text = String::from("two threads of one process, looking without sleep; p50 first\n\n");
-    let measured = links::measure(what, &options, console.stop(), &mut |row| {
+    let mut text = match devices {
+        Some(_) => format!(
+            "{}; two devices, a thread each; a batch's time by its gates, p50 of batches first\n\n",
+            resolved.target.origin()
+        ),
+        None => String::from("two threads of one process, looking without sleep; p50 first\n\n"),
+    };
+    let mut each = |row: &links::LinkRow| {
         bar.inc(1);
         text.push_str(&format!("{row}\n"));
-    });
+    };
+    let measured = match (devices, what) {
+        (Some(backend), links::Subject::Gates) => {
+            measure_device_gates(backend, &options, console.stop(), &mut each)
+        }
+        _ => links::measure(what, &options, console.stop(), &mut each),
+    };
     let (rows, incomplete) = measured.map_err(Failure::failed)?;
     bar.finish_and_clear();
     if rows.is_empty() && !incomplete {

@@ -241,3 +241,22 @@ fn fault_plans_reach_launches() {
         "{lost}"
     );
 }
+
+#[test]
+fn a_kernel_that_waits_for_another_device_is_refused_as_unsupported() {
+    let sim = machine(2, 64 * MIB);
+    let block = sim.allocate(gpu(0), 4096).unwrap();
+    let gate = Launch::GatePackets {
+        link: block.0,
+        input: block.0,
+        output: block.0,
+        count: 2,
+        gates: 1,
+    };
+    let before = read(&sim, gpu(0), block, 4096);
+    assert!(matches!(
+        sim.launch(gpu(0), DEFAULT, &gate),
+        Err(BackendError::Unsupported { .. })
+    ));
+    assert_eq!(read(&sim, gpu(0), block, 4096), before);
+}

@@ -9,6 +9,7 @@ mod bounce;
 mod context;
 mod copy;
 mod device;
+mod graph;
 mod launch;
 mod load;
 mod memory;
@@ -32,6 +33,7 @@ use bounce::Bounce;
 use device::Device;
 use table::PageAccess;
 
+pub use graph::Graph;
 pub use load::{Driver, OpenError};
 pub use vendor::Vendor;
 

@@ -196,6 +196,19 @@ functions! {
     /// Waits until everything before the event is done.
     needed fn event_synchronize(event: RawHandle) = "cuEventSynchronize" | "hipEventSynchronize";
 
+    /// Begins to capture a stream's work instead of running it.
+    optional fn stream_begin_capture(stream: RawHandle, mode: u32) = "cuStreamBeginCapture_v2" | "hipStreamBeginCapture";
+    /// Ends the capture.
+    optional fn stream_end_capture(stream: RawHandle, graph: *mut RawHandle) = "cuStreamEndCapture" | "hipStreamEndCapture";
+    /// Makes captured work ready to run; the flags may be 0.
+    optional fn graph_instantiate(executable: *mut RawHandle, graph: RawHandle, flags: u64) = "cuGraphInstantiateWithFlags" | "hipGraphInstantiateWithFlags";
+    /// Runs it, in stream order.
+    optional fn graph_launch(executable: RawHandle, stream: RawHandle) = "cuGraphLaunch" | "hipGraphLaunch";
+    /// Removes what can run.
+    optional fn graph_executable_destroy(executable: RawHandle) = "cuGraphExecDestroy" | "hipGraphExecDestroy";
+    /// Removes what was captured.
+    optional fn graph_destroy(graph: RawHandle) = "cuGraphDestroy" | "hipGraphDestroy";
+
     /// Loads kernels.
     optional fn module_load(module: *mut RawHandle, image: *const u8) = "cuModuleLoadData" | "hipModuleLoadData";
     /// Unloads them.
