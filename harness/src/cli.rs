@@ -105,10 +105,10 @@ pub struct RankArgs {
     /// Run without a key: whoever reaches the port can take part.
     #[arg(long, conflicts_with = "key_file")]
     pub insecure: bool,
-    /// The network device of --transport rdma.
+    /// The device of --transport rdma; ds4 devices --rdma lists them.
     #[arg(long, value_name = "NAME")]
     pub rdma_device: Option<String>,
-    /// The address of that device, by its index.
+    /// The address of that device's port, by its index in the port's table.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=0x7fff_ffff))]
     pub rdma_gid_index: Option<u32>,
     /// Compare a hash of the state every N tokens; 64 if absent.
@@ -205,7 +205,10 @@ impl MachineArgs {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List devices, their memory and how they reach each other.
-    #[command(after_help = "Example: ds4 devices --topology 8x24g-mixed --save my-host.toml")]
+    #[command(after_help = "\
+Examples:
+  ds4 devices --topology 8x24g-mixed --save my-host.toml
+  ds4 devices --rdma          network devices with direct memory access, and what ranks would use")]
     Devices(DevicesArgs),
     /// Prove placement, refusal and recovery with checks and random campaigns.
     #[command(after_help = "\
@@ -276,6 +279,9 @@ pub struct DevicesArgs {
     /// Write the machine as a topology file that --topology reads.
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
+    /// List RDMA devices instead: ports, states, tables of addresses, and which would be used.
+    #[arg(long, conflicts_with = "save")]
+    pub rdma: bool,
 }
 
 /// `ds4 check`.

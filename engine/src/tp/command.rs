@@ -431,6 +431,7 @@ impl<'a> Message<'a> {
             | Kind::Chosen
             | Kind::Error
             | Kind::Ping
+            | Kind::Verbs
             | Kind::RowGate
             | Kind::BatchGate
             | Kind::BigGate => None,

@@ -115,6 +115,8 @@ pub enum Cause {
         /// Its words.
         text: String,
     },
+    /// The way that gates take to the peer failed: its own words.
+    Path(String),
     /// The own side gave up: a device, a transport or a user.
     Local(String),
 }
@@ -135,6 +137,7 @@ impl Cause {
             Self::Mirror(_) => 9,
             Self::Told { code, .. } => *code,
             Self::Local(_) => 10,
+            Self::Path(_) => 11,
         }
     }
 }
@@ -164,7 +167,7 @@ impl fmt::Display for Cause {
                 f,
                 "the ranks' states differ at {seq}: {own:016x} here, {theirs:016x} there"
             ),
-            Self::Mirror(what) | Self::Local(what) => f.write_str(what),
+            Self::Mirror(what) | Self::Path(what) | Self::Local(what) => f.write_str(what),
             Self::Told { blamed, text, .. } => write!(f, "gave up over rank {blamed}: {text}"),
         }
     }

@@ -67,6 +67,8 @@ kinds! {
     Error = 4, "ERROR", 320;
     /// The sender is alive.
     Ping = 5, "PING", 0;
+    /// How the two ranks of a data connection would reach each other's memory.
+    Verbs = 6, "VERBS", 1024;
     /// A prompt.
     Sync = 16, "SYNC", COMMAND_BYTES_MAX;
     /// One token.

@@ -11,6 +11,7 @@ use crate::tp::error::{Cause, Position, TpError};
 use crate::tp::hello::{HELLO_BYTES, Hello};
 use crate::tp::transport::TransportSet;
 use crate::tp::v7;
+use crate::tp::verbs::{Endpoint, Offer, OfferedGid, RELIABLE, UNRELIABLE, VerbsMessage, Verdict};
 
 const ITEMS: [Item; 2] = [
     Item {
@@ -70,6 +71,38 @@ fn messages<'a>() -> Vec<Message<'a>> {
     ]
 }
 
+fn verbs_messages() -> Vec<VerbsMessage> {
+    let mapped = "::ffff:10.8.0.1".parse::<std::net::Ipv6Addr>().unwrap();
+    let gid = OfferedGid {
+        kind: 3,
+        interface: true,
+        raw: mapped.octets(),
+    };
+    vec![
+        VerbsMessage::Offer(Offer {
+            link: 2,
+            kinds: RELIABLE | UNRELIABLE,
+            gids: vec![gid],
+        }),
+        VerbsMessage::Nothing("none".to_owned()),
+        VerbsMessage::Endpoint(Endpoint {
+            kind: 2,
+            mtu: 3,
+            lid: 0x0102,
+            number: 0x00aa_bbcc,
+            psn: 0x0011_2233,
+            key: 0x4455_6677,
+            max_message_bytes: 1 << 30,
+            slot_bytes: 32 << 10,
+            slots: 16,
+            address: 0x7f00_1234_5000,
+            gid: mapped.octets(),
+            peer_gid: [9; 16],
+        }),
+        VerbsMessage::Verdict(Verdict::Failed, "no".to_owned()),
+    ]
+}
+
 fn payload(message: &Message<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     message.encode(&mut bytes);
@@ -106,6 +139,18 @@ fn native_bytes_are_as_reviewed() {
             &payload(&message)
         ));
         text.push_str(&format!("{} {}\n", message.kind().name(), hex(&frame)));
+    }
+    for (seq, message) in (1..).zip(verbs_messages()) {
+        let mut frame = Vec::new();
+        assert!(push_control(
+            &mut frame,
+            Kind::Verbs,
+            seq,
+            &message.encode()
+        ));
+        text.push_str(&format!("VERBS {}\n", hex(&frame)));
+        let payload = frame.get(HEAD_BYTES..).unwrap_or_default();
+        assert_eq!(VerbsMessage::decode(payload), Ok(message));
     }
     let gates = [
         (row(42, GateName::FeedForward), 86, Some(0xdead_beef)),

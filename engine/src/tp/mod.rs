@@ -73,5 +73,6 @@ pub mod time;
 pub mod transport;
 pub mod trust;
 pub mod v7;
+pub mod verbs;
 
 pub use coding::UnexpectedEnd;

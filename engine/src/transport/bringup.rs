@@ -15,6 +15,7 @@ use super::probe::{self, Probe};
 use super::rank::{LinkError, Rank, Said};
 use super::shm::ShmPath;
 use super::sockets::same_host;
+use super::verbs::Side;
 use super::wait::timespec;
 use super::{Remote, Setup, unix};
 use crate::tp::session::Phase;
@@ -26,6 +27,9 @@ use crate::tp::trust::{Channel, Dial, Dialer, Key, Listener, SessionId};
 const LOOK: Duration = Duration::from_millis(100);
 /// How long ranks of one host wait for each other at the shared memory.
 const MEMORY_NS: u64 = 2_000_000_000;
+
+/// How long one pair of queue pairs may take for its probe.
+const PAIR_NS: u64 = 1_500_000_000;
 
 /// Random bytes of the system: numbers that are used once.
 fn random<const N: usize>() -> io::Result<[u8; N]> {
@@ -66,7 +70,12 @@ impl Rank {
         notice: &mut dyn FnMut(&str),
     ) -> Result<(), LinkError> {
         loop {
-            match self.hear()? {
+            let heard = self.hear().map_err(|error| match error {
+                // No transport works: say why none does.
+                LinkError::Session(error, None) => LinkError::Session(error, meeting.reasons()),
+                error @ (LinkError::Session(..) | LinkError::Setup(_)) => error,
+            })?;
+            match heard {
                 Said::Probe(offered) => {
                     let proved = meeting.prove(self, offered, notice);
                     let now = self.clock.now();
@@ -90,18 +99,27 @@ impl Rank {
 
     fn take_path(&mut self, transport: Transport, meeting: &mut Meeting) {
         self.chosen = transport;
-        let why_not = std::mem::take(&mut meeting.why_not_shm);
-        self.reason = match (transport, why_not) {
-            (Transport::Shm, _) => {
+        let mut reason = match transport {
+            Transport::Shm => {
                 "all ranks run on this host, and its memory passed the probe".to_owned()
             }
-            (_, Some(why)) => format!("it passed the probe; no shared memory: {why}"),
-            (_, None) => "it passed the probe".to_owned(),
-        };
-        if transport == Transport::Shm {
-            for (peer, path) in meeting.memories.drain(..) {
-                self.replace_path(peer, path);
+            Transport::Rdma => format!("it passed the probe; {}", meeting.ways.join("; ")),
+            Transport::Tcp | Transport::Nvlink | Transport::Nccl => {
+                "it passed the probe".to_owned()
             }
+        };
+        if let Some(why) = meeting.reasons() {
+            reason.push_str("; ");
+            reason.push_str(&why);
+        }
+        self.reason = reason;
+        let paths = match transport {
+            Transport::Shm => &mut meeting.memories,
+            Transport::Rdma => &mut meeting.pairs,
+            Transport::Tcp | Transport::Nvlink | Transport::Nccl => return,
+        };
+        for (peer, path) in paths.drain(..) {
+            self.replace_path(peer, path);
         }
     }
 }
@@ -115,6 +133,10 @@ struct Meeting {
     unix: Option<UnixListener>,
     memories: Vec<(u32, Path)>,
     why_not_shm: Option<String>,
+    pairs: Vec<(u32, Path)>,
+    /// Which way each of `pairs` takes.
+    ways: Vec<String>,
+    why_not_rdma: Option<String>,
     told: bool,
 }
 
@@ -127,6 +149,9 @@ impl Meeting {
             unix: None,
             memories: Vec::new(),
             why_not_shm: None,
+            pairs: Vec::new(),
+            ways: Vec::new(),
+            why_not_rdma: None,
             told: false,
             setup,
         };
@@ -171,7 +196,8 @@ impl Meeting {
             rank.serve_links(now);
             rank.handle_time();
             if let Some(error) = rank.session.error() {
-                let last = self.dials.iter().find_map(|it| it.failure.clone());
+                let last = self.dials.iter().find_map(|it| it.failure.as_ref());
+                let last = last.map(|why| format!("last attempt: {why}"));
                 return Err(LinkError::Session(error.clone(), last));
             }
             if rank.session.phase() == Phase::Connecting {
@@ -279,10 +305,16 @@ impl Meeting {
         notice: &mut dyn FnMut(&str),
     ) -> TransportSet {
         let mut proved = Vec::new();
-        let due = rank
-            .clock
-            .now()
-            .after(self.setup.config.deadlines.hello_ns / 2);
+        // The parts of the deadline of the vote: half for queue pairs, the rest for the others.
+        let hello_ns = self.setup.config.deadlines.hello_ns;
+        match self.prove_direct(rank, offered, rank.clock.now().after(hello_ns / 2)) {
+            Ok(()) => proved.push(Transport::Rdma),
+            Err(why) => {
+                let wanted = self.setup.config.transports.has(Transport::Rdma);
+                self.why_not_rdma = Some(why).filter(|_| wanted);
+            }
+        }
+        let due = rank.clock.now().after(hello_ns * 2 / 5);
         if offered.has(Transport::Shm) {
             match self.prove_memory(rank) {
                 Ok(()) => proved.push(Transport::Shm),
@@ -305,6 +337,74 @@ impl Meeting {
             }
         }
         TransportSet::of(&proved)
+    }
+
+    /// Why transports that this rank may use were not proved.
+    fn reasons(&self) -> Option<String> {
+        let shm = self.why_not_shm.as_ref();
+        let shm = shm.map(|why| format!("no shared memory: {why}"));
+        let rdma = self.why_not_rdma.as_ref();
+        let rdma = rdma.map(|why| format!("no RDMA: {why}"));
+        let both = rdma.into_iter().chain(shm).collect::<Vec<_>>();
+        Some(both.join("; ")).filter(|why| !why.is_empty())
+    }
+
+    /// Direct memory access to every peer, probed. This is where it is decided what that means:
+    /// queue pairs; between GPUs of one host it may be a link of theirs.
+    ///
+    /// The first words on every data connection are said here, wanted or not: so the two sides of
+    /// each stay in step whatever a third rank offers.
+    fn prove_direct(
+        &mut self,
+        rank: &mut Rank,
+        offered: TransportSet,
+        due: Time,
+    ) -> Result<(), String> {
+        let (mut here, mut talks_by) = (true, Vec::new());
+        for (_, stream) in rank.data_streams() {
+            here &= same_host(stream);
+            talks_by.extend(stream.local_addr().map(|it| it.ip()));
+        }
+        let wanted = self.setup.config.transports.has(Transport::Rdma);
+        let refusal = if !wanted {
+            Some("it is not among the transports that this rank may use".to_owned())
+        } else if !offered.has(Transport::Rdma) {
+            Some("a peer does not offer it".to_owned())
+        } else if here && offered.has(Transport::Shm) {
+            Some("the ranks run on one host, where shared memory is nearer".to_owned())
+        } else {
+            None
+        };
+        let own = self.setup.config.rank;
+        let side = Side::new(own, &self.setup.rdma, &talks_by, refusal);
+        let (clock, session) = (rank.clock, self.session.unwrap_or_default());
+        let mut pairings = Vec::new();
+        for (peer, stream) in rank.data_streams_mut() {
+            pairings.push(side.offer(clock, due, peer, stream)?);
+        }
+        for (pairing, (_, stream)) in pairings.iter_mut().zip(rank.data_streams_mut()) {
+            side.hear_offer(pairing, stream)?;
+        }
+        let mut outcome = Ok(());
+        for (pairing, (peer, stream)) in pairings.iter_mut().zip(rank.data_streams_mut()) {
+            let mut psns = || random().map_or(0, u32::from_le_bytes);
+            let mut probe = |path: &mut Path| {
+                let limit = clock.now().after(PAIR_NS).min(due);
+                probe::run(
+                    &clock,
+                    limit,
+                    &mut [(Probe::new(&session, own, peer), path)],
+                )
+            };
+            match side.meet(pairing, stream, &mut psns, &mut probe) {
+                Ok((path, way)) => {
+                    self.pairs.push((peer, path));
+                    self.ways.push(way);
+                }
+                Err(why) => outcome = outcome.and(Err(why)),
+            }
+        }
+        outcome
     }
 
     /// Shared memory with every peer, probed.

@@ -1,4 +1,4 @@
-//! Memory that two processes share: the only place of the transports with `unsafe`.
+//! Memory that another process or a device writes.
 //!
 //! The other process may write at any time and may be hostile. So no reference to the shared bytes
 //! is ever made: they are copied in and out through raw pointers, and every number found there is
@@ -69,6 +69,17 @@ impl Mapping {
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| io::Error::other("the system mapped memory at address 0"))?;
         Ok(Self { base, bytes })
+    }
+
+    /// Where it begins, for devices that reach it by themselves.
+    pub(super) const fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Bytes that it has.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// A word at an offset that is a multiple of 8.

@@ -1,4 +1,5 @@
-//! Connections of ranks: sockets and shared memory under the session of [`crate::tp`].
+//! Connections of ranks: sockets, shared memory and queue pairs under the session of
+//! [`crate::tp`].
 //!
 //! [`Rank::open`] brings a rank up: it listens, dials, proves the key on every connection, greets,
 //! probes the paths on themselves and votes. Then [`Rank::exchange`] passes gates and
@@ -26,6 +27,7 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 mod unix;
+pub mod verbs;
 mod wait;
 
 pub use clock::Clock;
@@ -33,6 +35,7 @@ pub use probe::PROBE_BYTES;
 pub use rank::{LinkError, Mail, Rank, Said};
 pub use raw::RawPath;
 pub use sockets::Listening;
+pub use verbs::Rdma;
 pub use wait::Wait;
 
 use std::sync::Arc;
@@ -67,6 +70,8 @@ pub struct Setup {
     pub wait: Wait,
     /// Bytes of each socket's send buffer; the system's choice if absent, which grows with the need.
     pub buffer_bytes: Option<usize>,
+    /// What it brings for memory access over the network.
+    pub rdma: Rdma,
     /// Set by whoever wants the run to end.
     pub stop: Arc<AtomicBool>,
 }

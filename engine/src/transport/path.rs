@@ -9,16 +9,20 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::shm::ShmPath;
+use super::verbs::VerbsPath;
+use crate::tp::time::Time;
 
 /// A way, in order and without loss, that never blocks.
 ///
-/// Links that place payloads themselves (RDMA, NVLink) become further variants.
+/// Links of GPUs, which place payloads themselves, become further variants.
 #[derive(Debug)]
 pub(super) enum Path {
     /// The data connection.
     Tcp(TcpStream),
     /// Shared memory; the data connection stays open beside it.
     Shm(Box<ShmPath>),
+    /// Queue pairs; the data connection stays open beside them.
+    Verbs(Box<VerbsPath>),
 }
 
 impl Path {
@@ -42,6 +46,7 @@ impl Path {
                 }
             }
             Self::Shm(shm) => shm.write(head, body),
+            Self::Verbs(verbs) => verbs.write(head, body),
         }
     }
 
@@ -66,6 +71,7 @@ impl Path {
                 }
             }
             Self::Shm(shm) => shm.read(head, body),
+            Self::Verbs(verbs) => verbs.read(head, body),
         }
     }
 
@@ -74,12 +80,17 @@ impl Path {
         match self {
             Self::Tcp(_) => Ok(true),
             Self::Shm(shm) => shm.doze(writes),
+            Self::Verbs(verbs) => verbs.doze(writes),
         }
     }
 
-    /// What to sleep on.
-    pub(super) fn sleeps_on(&self, reads: bool, writes: bool) -> (BorrowedFd<'_>, PollFlags) {
-        match self {
+    /// What to sleep on, if anything.
+    pub(super) fn sleeps_on(
+        &self,
+        reads: bool,
+        writes: bool,
+    ) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        Some(match self {
             Self::Tcp(stream) => {
                 let mut events = PollFlags::empty();
                 events.set(PollFlags::IN, reads);
@@ -87,14 +98,29 @@ impl Path {
                 (stream.as_fd(), events)
             }
             Self::Shm(shm) => (shm.bell().as_fd(), PollFlags::IN),
+            Self::Verbs(verbs) => (verbs.bell()?, PollFlags::IN),
+        })
+    }
+
+    /// Until when a sleep may last at most.
+    pub(super) fn due(&self) -> Time {
+        match self {
+            Self::Tcp(_) | Self::Shm(_) => Time::NEVER,
+            Self::Verbs(verbs) => verbs.due(),
         }
     }
 
-    /// Looks at what a path has beside its bytes: whether the peer lives.
-    pub(super) fn listen(&mut self) -> io::Result<()> {
+    /// The end of a path that says itself why it ended; others are judged by the peer's words.
+    pub(super) const fn explains(&self) -> bool {
+        matches!(self, Self::Verbs(_))
+    }
+
+    /// Looks at what a path has beside its bytes: whether the peer lives, what must be sent again.
+    pub(super) fn listen(&mut self, now: Time) -> io::Result<()> {
         match self {
             Self::Tcp(_) => Ok(()),
             Self::Shm(shm) => shm.listen(),
+            Self::Verbs(verbs) => verbs.tend(now),
         }
     }
 
@@ -104,6 +130,7 @@ impl Path {
         match self {
             Self::Tcp(_) => 64,
             Self::Shm(_) => 2048,
+            Self::Verbs(_) => 512,
         }
     }
 }

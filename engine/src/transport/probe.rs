@@ -89,7 +89,7 @@ pub(super) fn run(
     loop {
         let mut moved = false;
         for (probe, path) in probes.iter_mut() {
-            let stepped = path.listen().and_then(|()| probe.step(path));
+            let stepped = path.listen(clock.now()).and_then(|()| probe.step(path));
             moved |= stepped.map_err(|error| error.to_string())?;
         }
         if probes.iter().all(|(probe, _)| probe.done()) {
@@ -109,12 +109,15 @@ pub(super) fn run(
         }
         if asleep {
             let mut fds: Vec<PollFd<'_>> = Vec::new();
+            let mut until = due;
             for (probe, path) in probes.iter().filter(|(probe, _)| !probe.done()) {
-                let (fd, events) =
+                let sleeps =
                     path.sleeps_on(probe.came < probe.want.len(), probe.sent < probe.out.len());
-                fds.push(PollFd::from_borrowed_fd(fd, events));
+                let polled = sleeps.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events));
+                fds.extend(polled);
+                until = until.min(path.due());
             }
-            let limit = timespec(clock.until(due, Duration::from_millis(50)));
+            let limit = timespec(clock.until(until, Duration::from_millis(50)));
             // An interrupted wait is a short one.
             let _ = poll(&mut fds, Some(&limit));
         }

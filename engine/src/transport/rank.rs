@@ -34,7 +34,8 @@ const MAIL_MAX: usize = 1024;
 pub enum LinkError {
     /// It did not come up.
     Setup(String),
-    /// The session ended; and what the last attempt to connect said, where one was missing.
+    /// The session ended; and what else is known: why the last attempt to connect failed where one
+    /// was missing, why a transport was not proved where none works.
     Session(TpError, Option<String>),
 }
 
@@ -43,7 +44,7 @@ impl fmt::Display for LinkError {
         match self {
             Self::Setup(why) => f.write_str(why),
             Self::Session(error, None) => error.fmt(f),
-            Self::Session(error, Some(last)) => write!(f, "{error}; last attempt: {last}"),
+            Self::Session(error, Some(more)) => write!(f, "{error}; {more}"),
         }
     }
 }
@@ -238,7 +239,8 @@ impl Rank {
             if now.since(since) >= self.wait.spin_ns {
                 let mut fds = Vec::new();
                 self.push_control(&mut fds);
-                let limit = timespec(self.clock.until(self.session.next_deadline(), LOOK));
+                let due = self.push_tended(&mut fds).min(self.session.next_deadline());
+                let limit = timespec(self.clock.until(due, LOOK));
                 // An interrupted wait is a short one.
                 let _ = poll(&mut fds, Some(&limit));
             }
@@ -380,8 +382,17 @@ impl Rank {
     pub(super) fn data_streams(&self) -> impl Iterator<Item = (u32, &TcpStream)> {
         self.links.iter().filter_map(|link| match &link.path {
             Path::Tcp(stream) => Some((link.peer, stream)),
-            Path::Shm(_) => None,
+            Path::Shm(_) | Path::Verbs(_) => None,
         })
+    }
+
+    pub(super) fn data_streams_mut(&mut self) -> impl Iterator<Item = (u32, &mut TcpStream)> {
+        self.links
+            .iter_mut()
+            .filter_map(|link| match &mut link.path {
+                Path::Tcp(stream) => Some((link.peer, stream)),
+                Path::Shm(_) | Path::Verbs(_) => None,
+            })
     }
 
     /// Adds the control connections to what is waited for.
@@ -399,10 +410,60 @@ impl Rank {
     /// Reads the control connections, takes events, lets time pass, and writes what comes of all
     /// that: what ends the session here is on its way to the peers when this returns.
     pub(super) fn serve_links(&mut self, now: Time) {
+        self.tend_links(now);
         self.read_control(now);
         self.take_events(now);
         self.handle_time();
         self.write_control();
+    }
+
+    /// Lets paths that must be looked after do their work between gates too: what the peer still
+    /// waits for may have to be sent again.
+    fn tend_links(&mut self, now: Time) {
+        for at in 0..self.links.len() {
+            let Some(link) = self.links.get_mut(at) else {
+                return;
+            };
+            if !link.open || !link.path.explains() {
+                continue;
+            }
+            let tended = link.path.listen(now);
+            let gone = link.beside.as_ref().is_some_and(is_gone);
+            match tended {
+                Err(error) if self.session.in_gate() => {
+                    let peer = link.peer;
+                    self.path_failed(now, peer, &error);
+                }
+                _ if gone => {
+                    link.open = false;
+                    self.session.closed(now, link.peer, Channel::Data);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A path ended and says why. What the peer has said itself comes first.
+    fn path_failed(&mut self, now: Time, peer: u32, why: &std::io::Error) {
+        if let Some(link) = self.links.iter_mut().find(|link| link.peer == peer) {
+            link.open = false;
+        }
+        self.read_control(now);
+        self.take_events(now);
+        self.session.path_failed(now, peer, &why.to_string());
+    }
+
+    /// Adds the bells of paths that must be looked after, and until when at the latest.
+    fn push_tended<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Time {
+        let mut due = Time::NEVER;
+        for link in self.links.iter().filter(|link| link.open) {
+            due = due.min(link.path.due());
+            if due != Time::NEVER {
+                let bell = link.path.sleeps_on(true, false);
+                fds.extend(bell.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
+            }
+        }
+        due
     }
 
     fn read_control(&mut self, now: Time) {
@@ -505,6 +566,7 @@ impl Rank {
         incoming: &mut [&mut [u8]],
     ) -> Result<bool, LinkError> {
         let mut moved = false;
+        let mut ended = None;
         let session = &mut self.session;
         for (link, place) in self.links.iter_mut().zip(incoming).filter(|it| it.0.open) {
             let (head, body) = session.gate_to_write(link.peer);
@@ -535,19 +597,25 @@ impl Rank {
                     }
                 }
                 Err(error) if is_later(&error) => {}
+                Err(error) if link.path.explains() => ended = Some((link.peer, error)),
                 Err(_) => {
                     link.open = false;
                     session.closed(now, link.peer, Channel::Data);
                 }
             }
         }
+        if let Some((peer, why)) = ended {
+            self.path_failed(now, peer, &why);
+            self.end_if_failed()?;
+        }
         Ok(moved)
     }
 
     /// Notices the death of peers whose path has a bell.
     fn hear_links(&mut self, now: Time) {
-        for link in self.links.iter_mut().filter(|link| link.open) {
-            if link.path.listen().is_err() {
+        let belled = |link: &&mut Link| link.open && !link.path.explains();
+        for link in self.links.iter_mut().filter(belled) {
+            if link.path.listen(now).is_err() {
                 // The last bytes may lie there still: they are read until there are none.
                 let (head, body) = self.session.gate_to_read(link.peer);
                 let unread = !head.is_empty() || !body.is_empty();
@@ -567,6 +635,8 @@ impl Rank {
             match link.path.doze(writes) {
                 Ok(true) => {}
                 Ok(false) => return,
+                // The next look finds it and says why.
+                Err(_) if link.path.explains() => return,
                 Err(_) => {
                     link.open = false;
                     self.session.closed(now, link.peer, Channel::Data);
@@ -578,16 +648,30 @@ impl Rank {
             let (head, body) = self.session.gate_to_read(link.peer);
             reads.push(!head.is_empty() || !body.is_empty());
         }
-        let mut fds = Vec::with_capacity(self.links.len() + self.control.len());
+        let mut fds = Vec::with_capacity(2 * self.links.len() + self.control.len());
+        let mut due = self.session.next_deadline();
         for (link, reads) in self.links.iter().zip(reads).filter(|it| it.0.open) {
             let (head, body) = self.session.gate_to_write(link.peer);
             let writes = !head.is_empty() || !body.is_empty();
-            let (fd, events) = link.path.sleeps_on(reads, writes);
-            fds.push(PollFd::from_borrowed_fd(fd, events));
+            let sleeps = link.path.sleeps_on(reads, writes);
+            fds.extend(sleeps.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
+            if let Some(beside) = link.beside.as_ref().filter(|_| link.path.explains()) {
+                fds.push(PollFd::from_borrowed_fd(beside.as_fd(), PollFlags::IN));
+            }
+            due = due.min(link.path.due());
         }
         self.push_control(&mut fds);
-        let limit = timespec(self.clock.until(self.session.next_deadline(), LOOK));
+        let limit = timespec(self.clock.until(due, LOOK));
         // An interrupted wait is a short one.
         let _ = poll(&mut fds, Some(&limit));
+    }
+}
+
+/// Whether the peer has closed a connection on which nothing comes any more.
+fn is_gone(stream: &TcpStream) -> bool {
+    let mut byte = [0];
+    match stream.peek(&mut byte) {
+        Ok(count) => count == 0,
+        Err(error) => !is_later(&error) && error.kind() != std::io::ErrorKind::Interrupted,
     }
 }

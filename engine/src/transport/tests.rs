@@ -62,6 +62,7 @@ fn setup(
         remotes: remotes.collect(),
         wait: Wait { spin_ns: 20_000 },
         buffer_bytes: None,
+        rdma: Rdma::default(),
         stop: Arc::new(AtomicBool::new(false)),
     }
 }

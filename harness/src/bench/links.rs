@@ -21,7 +21,7 @@ use ds4_engine::tp::time::Deadlines;
 use ds4_engine::tp::transport::{Transport, TransportSet};
 use ds4_engine::tp::trust::Key;
 use ds4_engine::transport::mapping::Mapping;
-use ds4_engine::transport::{Listening, Rank, RawPath, Remote, Setup, Wait};
+use ds4_engine::transport::{Listening, Rank, RawPath, Rdma, Remote, Setup, Wait};
 use serde::Serialize;
 
 use super::{Options, Row, quantile};
@@ -534,6 +534,7 @@ fn setup(
         remotes: if rank == 0 { Vec::new() } else { vec![remote] },
         wait: Wait::SPIN,
         buffer_bytes: None,
+        rdma: Rdma::default(),
         stop: Arc::new(AtomicBool::new(false)),
     })
 }

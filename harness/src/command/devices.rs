@@ -23,6 +23,11 @@ pub(super) fn run(
     args: &DevicesArgs,
     console: &Console,
 ) -> Result<Outcome, Failure> {
+    if args.rdma {
+        let flags = [Flag::Faults, Flag::Hints, Flag::Devices, Flag::Topology];
+        refuse_flags(machine, &flags, "devices --rdma")?;
+        return super::rdma::run(console);
+    }
     refuse_flags(machine, &[Flag::Faults, Flag::Hints], "devices")?;
     let machine = Machine::resolve(machine, roomy(1))?;
     let target = machine.fresh()?;

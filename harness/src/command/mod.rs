@@ -7,6 +7,7 @@ mod fake;
 mod fit;
 mod keygen;
 mod plan;
+mod rdma;
 mod replay;
 mod slab;
 mod tensor_parallel;

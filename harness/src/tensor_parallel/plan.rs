@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use ds4_engine::tp::hello::Identity;
 use ds4_engine::tp::schedule::Schedule;
@@ -11,7 +12,8 @@ use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
 use ds4_engine::tp::time::Deadlines;
 use ds4_engine::tp::transport::{Transport, TransportSet};
 use ds4_engine::tp::trust::Key;
-use ds4_engine::transport::{Remote, Wait};
+use ds4_engine::transport::verbs::{Library, SystemVerbs, Wish};
+use ds4_engine::transport::{Rdma, Remote, Wait};
 
 use super::shape::Shape;
 use crate::cli::{MachineArgs, RankArgs};
@@ -20,6 +22,8 @@ use crate::output::Failure;
 
 /// The environment variable that holds the key itself.
 const KEY_VARIABLE: &str = "DS4_TP_KEY";
+/// The environment variable that says which queue pairs RDMA uses; for tests.
+const QUEUE_PAIRS_VARIABLE: &str = "DS4_RDMA_QUEUE_PAIRS";
 const TOKENS: u64 = 64;
 /// The most tokens: what a session's context can count.
 const TOKENS_MAX: u64 = 2_000_000_000;
@@ -43,6 +47,7 @@ pub struct Plan {
     pub(super) listen: Option<Place>,
     pub(super) remotes: Vec<Remote>,
     pub(super) wait: Wait,
+    pub(super) rdma: Rdma,
     pub(super) tokens: u64,
     pub(super) hash_every: u64,
     pub(super) machine: Machine,
@@ -115,6 +120,7 @@ impl Plan {
             listen,
             remotes,
             wait: wait(args)?,
+            rdma: rdma(args, transports)?,
             tokens,
             hash_every: u64::from(args.debug_hash.unwrap_or(HASH_EVERY)),
             machine: Machine::resolve(machine, roomy(1))?,
@@ -241,12 +247,13 @@ fn transports(args: &RankArgs) -> Result<TransportSet, Failure> {
     let name = args.transport.as_deref().unwrap_or("auto");
     let rdma = args.rdma_device.is_some() || args.rdma_gid_index.is_some();
     let chosen = match name {
-        "auto" => TransportSet::of(&[Transport::Shm, Transport::Tcp]),
+        "auto" => TransportSet::of(&[Transport::Rdma, Transport::Shm, Transport::Tcp]),
         "tcp" => TransportSet::of(&[Transport::Tcp]),
         "shm" => TransportSet::of(&[Transport::Shm]),
-        "rdma" | "nvlink" | "nccl" => {
+        "rdma" => TransportSet::of(&[Transport::Rdma]),
+        "nvlink" | "nccl" => {
             return Err(Failure::usage(format!(
-                "--transport {name}: this build has no such path yet; use auto, tcp or shm"
+                "--transport {name}: this build has no such path yet; use auto, tcp, shm or rdma"
             )));
         }
         other => {
@@ -255,12 +262,42 @@ fn transports(args: &RankArgs) -> Result<TransportSet, Failure> {
             )));
         }
     };
-    if rdma && name != "auto" {
+    if rdma && !matches!(name, "auto" | "rdma") {
         return Err(Failure::usage(format!(
             "--rdma-device and --rdma-gid-index have no meaning with --transport {name}"
         )));
     }
     Ok(chosen)
+}
+
+/// What the rank brings for memory access over the network.
+fn rdma(args: &RankArgs, transports: TransportSet) -> Result<Rdma, Failure> {
+    if !transports.has(Transport::Rdma) {
+        return Ok(Rdma::default());
+    }
+    let (library, why_none) = match SystemVerbs::load() {
+        Ok(verbs) => (Some(Arc::new(verbs) as Arc<dyn Library>), String::new()),
+        Err(error) => (None, error.to_string()),
+    };
+    let unreliable = match std::env::var(QUEUE_PAIRS_VARIABLE).as_deref() {
+        Err(_) | Ok("rc") => false,
+        Ok("uc") => true,
+        Ok(other) => {
+            return Err(Failure::usage(format!(
+                "{QUEUE_PAIRS_VARIABLE}={other}: give rc, which loses nothing, or uc, which ranks \
+                 use only where rc cannot be had"
+            )));
+        }
+    };
+    Ok(Rdma {
+        library,
+        why_none,
+        wish: Wish {
+            device: args.rdma_device.clone(),
+            gid_index: args.rdma_gid_index,
+        },
+        unreliable,
+    })
 }
 
 /// Metal is the reference's own backend: say why it is none here.

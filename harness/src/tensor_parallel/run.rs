@@ -53,6 +53,7 @@ pub fn run_rank(plan: Plan, console: &Console) -> Result<Outcome, Failure> {
         remotes: plan.remotes.clone(),
         wait: plan.wait,
         buffer_bytes: None,
+        rdma: plan.rdma.clone(),
         stop: Arc::clone(console.stop()),
     };
     let rank = Rank::open(setup, &mut |notice| console.remark(notice));

@@ -187,7 +187,8 @@ impl Session {
             | Kind::EvalBatch
             | Kind::MixedBatch
             | Kind::Ack => Ok(()),
-            Kind::RowGate | Kind::BatchGate | Kind::BigGate => {
+            // These travel on data connections.
+            Kind::Verbs | Kind::RowGate | Kind::BatchGate | Kind::BigGate => {
                 Err(Cause::Frame(FrameError::Unexpected(kind)))
             }
         };

@@ -303,6 +303,11 @@ impl Session {
         }
     }
 
+    /// The way that gates take to a peer failed, for a reason that the way itself gives.
+    pub fn path_failed(&mut self, now: Time, peer: u32, why: &str) {
+        self.fail(now, peer, Cause::Path(why.to_owned()));
+    }
+
     /// Gives up for a reason of the own side: a device, a transport, a user.
     pub fn abort(&mut self, now: Time, why: &str) {
         self.fail(now, self.config.rank, Cause::Local(why.to_owned()));
