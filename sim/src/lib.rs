@@ -6,7 +6,7 @@
 //! host; poison in memory that nobody wrote; every access checked against live, mapped memory, so
 //! that overruns and use after free are errors; peer access for each ordered pair, absent, direct
 //! or broken; kernels, by their CPU references; streams and events on a virtual clock, with the
-//! races between them; faults as data ([`fault`]); and the connections between ranks ([`link`]). [`Ledger`] checks from outside what came of
+//! races between them; faults as data ([`fault`]); the connections between ranks ([`link`]); and, on Linux, RDMA devices (`verbs`). [`Ledger`] checks from outside what came of
 //! it. [`Instrumented`] counts, faults and watches the calls of any other backend in the same way.
 //!
 //! **Not modelled**: the threads of a kernel, contention for bandwidth between streams, the
@@ -73,6 +73,8 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod topology;
+#[cfg(target_os = "linux")]
+pub mod verbs;
 
 pub use call::{Call, CallCounts};
 pub use config::{

@@ -19,6 +19,7 @@ mod shrink;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use plan::Draw;
 pub use plan::{LinkFault, LinkFaultKind, LinkPlan, RankFault, RankFaultKind};
 pub use run::{Breach, LinkReport, RankReport, run_links};
 pub use shrink::shrink_links;

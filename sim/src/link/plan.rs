@@ -203,10 +203,10 @@ impl LinkPlan {
 
 /// Numbers from a seed (SplitMix64, by Vigna).
 #[derive(Clone, Debug)]
-pub(super) struct Draw(u64);
+pub(crate) struct Draw(u64);
 
 impl Draw {
-    pub(super) const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -219,7 +219,7 @@ impl Draw {
     }
 
     /// A number below `limit`, or 0.
-    pub(super) fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.next().checked_rem(limit).unwrap_or(0)
     }
 

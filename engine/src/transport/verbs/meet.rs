@@ -324,21 +324,23 @@ impl Attempt<'_> {
     fn finish(&mut self, end: Endpoint, peer: &verbs::Endpoint) -> Result<(Path, String), Missed> {
         let words = end.words(&self.taken.device);
         let connected = end.connect(peer).map_err(|error| error.to_string());
-        let path = self.agree(connected)?;
+        let path = self.agree(connected, None)?;
         let mut path = Path::Verbs(Box::new(path));
         let probed = (self.probe)(&mut path);
-        self.agree(probed)?;
+        self.agree(probed, Some(&mut path))?;
         Ok((path, words))
     }
 
-    /// Both sides tell how it went; it went well if it did on both.
-    fn agree<T>(&mut self, went: Result<T, String>) -> Result<T, Missed> {
+    /// Both sides tell how it went; it went well if it did on both. A path is looked after
+    /// meanwhile: what the peer still waits for may have to be sent again.
+    fn agree<T>(&mut self, went: Result<T, String>, path: Option<&mut Path>) -> Result<T, Missed> {
         let verdict = match &went {
             Ok(_) => VerbsMessage::Verdict(Verdict::Good, String::new()),
             Err(why) => VerbsMessage::Verdict(Verdict::Failed, why.clone()),
         };
         self.talk.say(self.stream, &verdict).map_err(Missed::Over)?;
-        match (went, self.talk.hear(self.stream).map_err(Missed::Over)?) {
+        let heard = self.talk.hear_beside(self.stream, path);
+        match (went, heard.map_err(Missed::Over)?) {
             (Ok(value), VerbsMessage::Verdict(Verdict::Good, _)) => Ok(value),
             (Err(why), VerbsMessage::Verdict(..)) => Err(Missed::Addresses(why)),
             (Ok(_), VerbsMessage::Verdict(_, why)) => Err(Missed::Addresses(why)),
@@ -367,15 +369,23 @@ impl Talk {
         while !rest.is_empty() {
             match stream.write(rest) {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-                Err(error) => self.wait(&error, stream, PollFlags::OUT)?,
+                Err(error) => self.wait(&error, stream, PollFlags::OUT, None)?,
             }
         }
         Ok(())
     }
 
     fn hear(&mut self, stream: &mut TcpStream) -> Result<VerbsMessage, String> {
+        self.hear_beside(stream, None)
+    }
+
+    fn hear_beside(
+        &mut self,
+        stream: &mut TcpStream,
+        mut path: Option<&mut Path>,
+    ) -> Result<VerbsMessage, String> {
         let mut head = [0; HEAD_BYTES];
-        self.fill(stream, &mut head)?;
+        self.fill(stream, &mut head, path.as_deref_mut())?;
         let head = Head::decode(&head).map_err(|error| error.to_string())?;
         self.heard += 1;
         if head.kind != Kind::Verbs || head.seq != self.heard {
@@ -383,7 +393,7 @@ impl Talk {
         }
         // The kind's cap bounds it.
         let mut payload = vec![0; usize::try_from(head.bytes).unwrap_or(0)];
-        self.fill(stream, &mut payload)?;
+        self.fill(stream, &mut payload, path)?;
         if head.payload_crc != Some(crc32c::crc32c(&payload)) {
             return Err("a message about RDMA is damaged".to_owned());
         }
@@ -391,12 +401,19 @@ impl Talk {
             .map_err(|_| "a message about RDMA has another version or is not valid".to_owned())
     }
 
-    fn fill(&self, stream: &mut TcpStream, mut rest: &mut [u8]) -> Result<(), String> {
+    fn fill(
+        &self,
+        stream: &mut TcpStream,
+        mut rest: &mut [u8],
+        mut path: Option<&mut Path>,
+    ) -> Result<(), String> {
         while !rest.is_empty() {
             match stream.read(rest) {
                 Ok(0) => return Err("the peer closed the data connection".to_owned()),
                 Ok(count) => rest = rest.get_mut(count..).unwrap_or_default(),
-                Err(error) => self.wait(&error, stream, PollFlags::IN)?,
+                Err(error) => {
+                    self.wait(&error, stream, PollFlags::IN, path.as_deref_mut())?;
+                }
             }
         }
         Ok(())
@@ -408,6 +425,7 @@ impl Talk {
         error: &std::io::Error,
         stream: &TcpStream,
         events: PollFlags,
+        path: Option<&mut Path>,
     ) -> Result<(), String> {
         if error.kind() == ErrorKind::Interrupted {
             return Ok(());
@@ -418,7 +436,13 @@ impl Talk {
         if self.clock.now() >= self.due {
             return Err("the peer did not answer in time about RDMA".to_owned());
         }
-        let limit = timespec(self.clock.until(self.due, Duration::from_millis(50)));
+        let (mut due, mut most) = (self.due, 50);
+        if let Some(path) = path {
+            // A failure shows in the peer's verdict, or at the first gate.
+            let _ = path.listen(self.clock.now());
+            (due, most) = (due.min(path.due()), 2);
+        }
+        let limit = timespec(self.clock.until(due, Duration::from_millis(most)));
         // An interrupted wait is a short one.
         let _ = poll(&mut [PollFd::new(stream, events)], Some(&limit));
         Ok(())
