@@ -14,6 +14,7 @@ The project's tasks.
   cargo ci deny                    licences, bans, sources and advisories of the dependencies
   cargo ci fuzz [TARGET] [--seconds N]   fuzzes one target, or each in turn, for N seconds (60)
   cargo ci clients                 programs from PyPI on the simulated driver (needs pip)
+  cargo ci rdma                    RDMA in virtual machines with Soft-RoCE (needs apt-get, once)
   cargo ci hw-archive              all that a GPU host without Rust needs for the hardware tests
   cargo ci mutants                 mutates placement and the pool: every mutant must be caught
   cargo ci loom                    the engine's models under loom
@@ -72,6 +73,8 @@ pub enum Task {
     Mutants,
     /// Programs of others on the simulated driver.
     Clients,
+    /// RDMA in virtual machines.
+    Rdma,
     /// The tests for a GPU host.
     HwArchive,
     /// Loom models.
@@ -103,6 +106,7 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
         ["fuzz", rest @ ..] => parse_fuzz(rest),
         ["mutants"] => Ok(Task::Mutants),
         ["clients"] => Ok(Task::Clients),
+        ["rdma"] => Ok(Task::Rdma),
         ["hw-archive"] => Ok(Task::HwArchive),
         ["loom"] => Ok(Task::Loom),
         ["miri"] => Ok(Task::Miri),
@@ -113,7 +117,7 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 13] = [
+const TASKS: [&str; 14] = [
     "test",
     "check",
     "golden",
@@ -123,6 +127,7 @@ const TASKS: [&str; 13] = [
     "tidy",
     "deny",
     "clients",
+    "rdma",
     "hw-archive",
     "mutants",
     "loom",

@@ -13,6 +13,7 @@ pub mod clients;
 pub mod gate;
 pub mod header;
 pub mod kernels;
+pub mod rdma;
 pub mod step;
 pub mod tasks;
 pub mod tidy;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{archive, bench, clients, exit, header, kernels, tidy};
+use crate::{archive, bench, clients, exit, header, kernels, rdma, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -25,6 +25,7 @@ pub fn run(task: &Task) -> u8 {
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
         Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
         Task::Clients => clients::run(),
+        Task::Rdma => rdma::run(),
         Task::Mutants => mutants(),
         Task::HwArchive => archive::run(),
         Task::Loom => loom(),
@@ -128,6 +129,7 @@ fn check(skip_tests: bool) -> Result<(), Failure> {
         program.env("RUSTDOCFLAGS", "-D warnings").run()
     })?;
     kernels::compare()?;
+    rdma::compare()?;
     bench::gates()?;
     if tool::DENY.is_there() {
         deny()?;

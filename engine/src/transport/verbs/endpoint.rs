@@ -172,10 +172,15 @@ impl Endpoint {
             slot_bytes: u64::from(peer.slot_bytes),
             slots: u64::from(peer.slots),
         };
-        let chunk = peer
+        let mut chunk = peer
             .slot_bytes
             .min(peer.max_message_bytes)
             .min(self.port.max_message_bytes);
+        if self.kind == PairKind::Unreliable {
+            // One packet: a lost one costs no others. And Soft-RoCE (Linux 6.1) drops everything
+            // for good that follows a message of several packets of which one was lost.
+            chunk = chunk.min(route.mtu.bytes());
+        }
         let chunk = usize::try_from(chunk).unwrap_or(SLOT_BYTES).min(SLOT_BYTES);
         Ok(VerbsPath::new(
             self.device,

@@ -35,8 +35,11 @@ const EEXIST: i32 = 17;
 const EAGAIN: i32 = 11;
 /// 4.096 µs · 2^14 = 67 ms until a packet is sent again.
 const ACK_TIMEOUT: u8 = 14;
-/// Seven times, the most.
-const RETRIES: u8 = 7;
+/// A packet is sent again so often, for about half a second; seven is for ever on Soft-RoCE.
+const RETRIES: u8 = 6;
+/// A receiver without a receive is asked again for ever: credits leave it none but by a fault, which
+/// the gate's deadline ends.
+const NOT_READY_RETRIES: u8 = 7;
 /// 0.64 ms until a sender asks a receiver again that had no receive posted.
 const NOT_READY_TIMER: u8 = 12;
 /// Routers on the way.
@@ -607,7 +610,7 @@ fn attributes(step: &Step, kind: PairKind) -> (QpAttr, u32) {
                 sq_psn: *psn,
                 timeout: ACK_TIMEOUT,
                 retry_cnt: RETRIES,
-                rnr_retry: RETRIES,
+                rnr_retry: NOT_READY_RETRIES,
                 max_rd_atomic: 1,
                 ..QpAttr::default()
             };
