@@ -286,6 +286,23 @@ fn numbers_that_are_none_are_explained_in_words() {
 }
 
 #[test]
+fn rdma_devices_are_listed_or_their_absence_is_said() {
+    let (code, value) = json(&["devices", "--rdma"]);
+    if code == 0 {
+        assert!(value["chosen"]["device"].is_string(), "{value}");
+        return;
+    }
+    assert_eq!(code, 4, "{value}");
+    let why = value["error"]["message"].as_str();
+    let why = why.or(value["verdict"].as_str()).unwrap();
+    let known = ["libibverbs.so.1", "no RDMA device", "no RDMA port"];
+    assert!(known.iter().any(|it| why.contains(it)), "{why}");
+    let output = run(&["devices", "--rdma", "--gpu-vram", "3"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--gpu-vram"));
+}
+
+#[test]
 fn devices_can_be_saved_and_used_again() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mine.toml");

@@ -458,6 +458,32 @@ fn ranks_of_two_hosts_take_tcp_and_a_pulled_cable_ends_both_at_the_deadline() {
 }
 
 #[test]
+fn a_forced_path_that_cannot_be_had_is_an_error_with_the_reason_on_both_sides() {
+    let forced = ["--insecure", "--transport", "rdma"];
+    let port = free_port();
+    let worker = worker(port, &forced);
+    let missing = [&forced[..], &["--rdma-device", "no-such-device"]].concat();
+    for child in [leader(port, &missing), worker] {
+        let (code, value, said) = ended(child);
+        assert_eq!(code, 1, "{said}");
+        let why = value["error"]["message"].as_str().unwrap();
+        assert!(why.contains("no transport works"), "{why}");
+        assert!(why.contains("no RDMA: "), "{why}");
+    }
+    // What is not forced goes another way and says why.
+    let port = free_port();
+    let auto = ["--insecure", "--rdma-device", "no-such-device"];
+    let worker = self::worker(port, &auto);
+    for child in [leader(port, &auto), worker] {
+        let (code, value, said) = ended(child);
+        assert_eq!(code, 0, "{said}");
+        assert_eq!(value["transport"]["path"], "shm");
+        let why = value["transport"]["reason"].as_str().unwrap();
+        assert!(why.contains("no RDMA: "), "{why}");
+    }
+}
+
+#[test]
 fn flags_that_do_not_fit_together_are_refused_in_words() {
     let tp = "--tensor-parallel";
     let lead = [tp, "--role", "leader", "--listen", "127.0.0.1", "1"];
@@ -479,7 +505,7 @@ fn flags_that_do_not_fit_together_are_refused_in_words() {
     say(&[&lead[..], &["--transport", "bogus"]].concat());
     say(&[
         &lead[..],
-        &["--transport", "rdma", "--rdma-device", "mlx5_0"],
+        &["--transport", "nvlink", "--rdma-device", "mlx5_0"],
     ]
     .concat());
     say(&[&lead[..], &["--transport", "tcp", "--rdma-gid-index", "3"]].concat());

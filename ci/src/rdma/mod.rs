@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::exit;
-use crate::step::{Failure, Program, root, say, step};
+use crate::step::{Failure, Program, say, step};
 use crate::tasks::target_dir;
 use crate::tool::not_run;
 use guest::Scene;
@@ -200,11 +200,6 @@ fn told(ended: &Ended, what: &str) -> Failure {
 
 fn failed(what: &str) -> Failure {
     Failure::new(exit::FAILED, format!("{what}."), AGAIN)
-}
-
-/// The root of the workspace, for what is looked up by name.
-fn here() -> PathBuf {
-    root()
 }
 
 #[cfg(test)]

@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::guest::{CARD, INIT, MODULES};
-use super::here;
 use super::image::{Image, LIBRARIES};
-use crate::step::{Failure, step};
+use crate::step::{Failure, root, step};
 
 /// What the guest is made of, besides the kernel.
 const GUEST: [&str; 7] = [
@@ -24,7 +23,7 @@ const GUEST: [&str; 7] = [
 const EMULATOR: &str = "qemu-system-x86";
 const KERNEL: &str = "linux-image-amd64";
 /// Changes when what is made of the packages does.
-const EDITION: &str = "3";
+const EDITION: &str = "1";
 
 /// Everything that a machine needs.
 #[derive(Debug)]
@@ -55,7 +54,10 @@ pub(super) fn kit(folder: &Path) -> Result<Kit, String> {
         image: folder.join("base.cpio"),
     };
     let mark = folder.join("edition");
-    if fs::read_to_string(&mark).is_ok_and(|text| text == EDITION) {
+    let whole = [&kit.qemu, &kit.kernel, &kit.image]
+        .into_iter()
+        .all(|it| it.is_file());
+    if whole && fs::read_to_string(&mark).is_ok_and(|text| text == EDITION) {
         return Ok(kit);
     }
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
@@ -299,7 +301,7 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 fn output(command: &mut Command) -> String {
-    let done = command.current_dir(here()).stderr(Stdio::null()).output();
+    let done = command.current_dir(root()).stderr(Stdio::null()).output();
     done.map_or_else(
         |_| String::new(),
         |it| String::from_utf8_lossy(&it.stdout).into_owned(),

@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const MEMORY_NS: u64 = 2_000_000_000;
 
 /// How long one pair of queue pairs may take for its probe.
-const PAIR_NS: u64 = 1_500_000_000;
+const PAIR_NS: u64 = 1_200_000_000;
 
 /// Random bytes of the system: numbers that are used once.
 fn random<const N: usize>() -> io::Result<[u8; N]> {

@@ -1,6 +1,6 @@
 //! Memory that another process or a device writes.
 //!
-//! The other process may write at any time and may be hostile. So no reference to the shared bytes
+//! The other side may write at any time and may be hostile. So no reference to the shared bytes
 //! is ever made: they are copied in and out through raw pointers, and every number found there is
 //! judged by who reads it. What makes the bytes good is the order of the words: a writer stores one
 //! with release after its bytes, a reader loads it with acquire before them.

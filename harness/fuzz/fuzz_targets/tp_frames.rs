@@ -6,6 +6,7 @@ use ds4_engine::tp::error::TpError;
 use ds4_engine::tp::frame::{HEAD_BYTES, Head, Kind};
 use ds4_engine::tp::hello::Hello;
 use ds4_engine::tp::v7;
+use ds4_engine::tp::verbs::VerbsMessage;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -24,6 +25,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let _ = Hello::decode(bytes);
     let _ = TpError::decode(1, bytes);
+    if let Ok(message) = VerbsMessage::decode(bytes) {
+        assert_eq!(VerbsMessage::decode(&message.encode()), Ok(message));
+    }
     if let Some((code, payload)) = bytes.split_first()
         && let Some(kind) = Kind::from_code(*code)
         && let Ok(message) = Message::decode(kind, payload, Reserved::Zero)

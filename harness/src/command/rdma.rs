@@ -71,7 +71,7 @@ fn port_table(reports: &[DeviceReport]) -> String {
         "link",
         "LID",
         "MTU",
-        "of",
+        "at most",
         "largest message",
     ];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
@@ -97,7 +97,7 @@ fn port_table(reports: &[DeviceReport]) -> String {
 }
 
 fn gid_table(device: &str, port: &PortReport) -> String {
-    let heads = ["GID", "address", "type", "reaches", "interface", "choice"];
+    let heads = ["GID", "address", "type", "reaches", "interface", "order"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     let ranked = port.ranked();
     for gid in &port.table.gids {
@@ -112,7 +112,7 @@ fn gid_table(device: &str, port: &PortReport) -> String {
         ]);
     }
     format!(
-        "\n{device} port {}, the best choice first\n{}",
+        "\n{device} port {}: addresses, and in which order they are tried\n{}",
         port.number,
         table(&rows)
     )
@@ -154,4 +154,43 @@ fn port_value(report: &PortReport) -> Value {
         "gids": gids.collect::<Vec<_>>(),
         "ranked": ranked.collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use ds4_sim::verbs::{Fabric, VerbsPlan};
+
+    use super::*;
+    use crate::cli::Format;
+
+    #[test]
+    fn the_report_names_every_address_and_the_choice() {
+        let mut plan = VerbsPlan::quiet(1);
+        let library = Fabric::new(plan.clone()).library(0);
+        let reports = survey(&*library).unwrap();
+        let console = Console::new(Format::Text);
+        let found = report(&library.origin(), &reports, &console);
+        assert_eq!(found.exit, Exit::Ok);
+        insta::assert_snapshot!(found.text, @r"
+        simulated verbs
+
+        device  port   state      link  LID  MTU  at most  largest message
+        sim0       1  active  Ethernet    0  256      256            1 GiB
+
+        sim0 port 1: addresses, and in which order they are tried
+        GID          address     type          reaches  interface  order
+        0            fe80::1  RoCE v2  link-local IPv6       eth0      2
+        1    ::ffff:10.8.0.1  RoCE v2             IPv4       eth0      1
+
+        ranks would use sim0 port 1, GID 1 (RoCE v2, IPv4); a peer's table or --rdma-device and --rdma-gid-index may change that
+        ");
+        for host in &mut plan.hosts {
+            host.active = false;
+        }
+        let library = Fabric::new(plan).library(0);
+        let reports = survey(&*library).unwrap();
+        let found = report(&library.origin(), &reports, &console);
+        assert_eq!(found.exit, Exit::NothingDone);
+        assert!(found.text.contains("sim0 port 1 is down"), "{}", found.text);
+    }
 }

@@ -21,6 +21,8 @@ pub enum EndError {
     NoPair(PairKind, CallError),
     /// Another call failed.
     Call(CallError),
+    /// Memory cannot be registered.
+    NoRegion(CallError),
     /// The system has no memory for the rings.
     Memory(String),
     /// The address is in the port's table no more.
@@ -34,6 +36,12 @@ impl fmt::Display for EndError {
         match self {
             Self::NoPair(kind, error) => write!(f, "no {kind} queue pair: {error}"),
             Self::Call(error) => error.fmt(f),
+            Self::NoRegion(error) => write!(
+                f,
+                "{error}; {} KiB must stay in memory for each peer: see ulimit -l, and how much the \
+                 device may have",
+                MEMORY_BYTES >> 10
+            ),
             Self::Memory(why) => write!(f, "no memory for the rings: {why}"),
             Self::Gone(address) => write!(f, "the port has the address {address} no more"),
             Self::Peer(what) => f.write_str(what),
@@ -102,7 +110,7 @@ impl Endpoint {
         let memory = Mapping::create(MEMORY_BYTES);
         let (memory, _) = memory.map_err(|error| EndError::Memory(error.to_string()))?;
         let memory = Arc::new(memory);
-        let keys = device.register(&memory)?;
+        let keys = device.register(&memory).map_err(EndError::NoRegion)?;
         device.modify(&Step::Initialize { port: port_number })?;
         for _ in 0..RECEIVES {
             device.post_receive(receive_id())?;

@@ -24,7 +24,7 @@ use crate::transport::path::{Path, is_later};
 use crate::transport::wait::timespec;
 
 /// Pairs of addresses that are tried with one peer.
-const ATTEMPTS_MAX: usize = 4;
+const ATTEMPTS_MAX: usize = 3;
 
 /// What a rank brings for memory access over the network.
 #[derive(Clone, Debug, Default)]
@@ -352,9 +352,11 @@ impl Attempt<'_> {
 fn missed(error: EndError) -> Missed {
     match error {
         EndError::NoPair(..) => Missed::Kind(error.to_string()),
-        EndError::Call(_) | EndError::Memory(_) | EndError::Gone(_) | EndError::Peer(_) => {
-            Missed::Addresses(error.to_string())
-        }
+        EndError::Call(_)
+        | EndError::NoRegion(_)
+        | EndError::Memory(_)
+        | EndError::Gone(_)
+        | EndError::Peer(_) => Missed::Addresses(error.to_string()),
     }
 }
 
