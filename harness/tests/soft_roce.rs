@@ -274,6 +274,22 @@ impl Netem {
         }
         Self
     }
+
+    /// Packets that were lost.
+    fn dropped(&self) -> u64 {
+        let mut dropped = 0;
+        for device in ["v0", "v1"] {
+            let mut tc = Command::new("tc");
+            let said = tc
+                .args(["-s", "qdisc", "show", "dev", device])
+                .output()
+                .unwrap();
+            let said = String::from_utf8(said.stdout).unwrap();
+            let (_, rest) = said.split_once("(dropped ").unwrap();
+            dropped += rest.split(',').next().unwrap().parse::<u64>().unwrap();
+        }
+        dropped
+    }
 }
 
 impl Drop for Netem {
@@ -287,9 +303,14 @@ impl Drop for Netem {
 
 #[test]
 fn one_packet_in_a_hundred_may_be_lost_with_either_kind() {
-    let _rule = Netem::new(&["loss", "1%"]);
-    all_right(pair(7003, "rc", &FORCED, &["--tokens", "4"]), "RC");
-    all_right(pair(7004, "uc", &FORCED, &["--tokens", "4"]), "UC");
+    for (port, kind) in [(7003, "rc"), (7004, "uc")] {
+        let rule = Netem::new(&["loss", "1%"]);
+        all_right(
+            pair(port, kind, &FORCED, &["--tokens", "4"]),
+            &kind.to_uppercase(),
+        );
+        assert!(rule.dropped() > 0, "nothing was lost");
+    }
 }
 
 /// Waits until a process says a text on standard error.

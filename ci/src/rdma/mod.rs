@@ -76,7 +76,8 @@ struct Binaries {
 }
 
 fn build() -> Result<Binaries, Failure> {
-    let line = "cargo test --package ds4-harness --test soft_roce --no-run --message-format json";
+    // Of the whole workspace, as the other tests: so nothing is built twice.
+    let line = "cargo test --workspace --test soft_roce --no-run --message-format json";
     let text = Program::new(line).output()?;
     let executable = |name: &str| {
         text.lines().find_map(|line| {

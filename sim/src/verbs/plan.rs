@@ -131,7 +131,7 @@ impl VerbsHost {
             device: "sim0".to_owned(),
             link: LinkLayer::Ethernet,
             lid: 0,
-            mtu: Mtu::SMALLEST,
+            mtu: Mtu::from_code(3).unwrap_or(Mtu::SMALLEST),
             max_message_bytes: 1 << 30,
             gids: vec![gid(0, link_local), gid(1, mapped)],
             active: true,

@@ -56,7 +56,12 @@ fn exchange(
     let (mut sent, mut got) = ([0; 2], [0; 2]);
     let mut ends = [None, None];
     let head = 32.min(bytes);
+    // A second after one side has ended, nothing new comes to the other.
+    let mut last = 40_000;
     for round in 0..40_000_u64 {
+        if round > last {
+            break;
+        }
         let now = Time(round * 500_000);
         for (side, path) in [&mut *one, &mut *two].into_iter().enumerate() {
             if ends[side].is_some() {
@@ -84,6 +89,9 @@ fn exchange(
                 Ok(())
             };
             ends[side] = step().err().map(|error| error.to_string());
+            if ends[side].is_some() {
+                last = last.min(round + 2000);
+            }
         }
         if got == [bytes; 2] {
             break;
@@ -156,7 +164,10 @@ fn what_unreliable_connections_lose_or_delay_is_sent_again() {
 
 #[test]
 fn every_status_ends_the_path_by_its_name() {
-    for kind in [PairKind::Reliable, PairKind::Unreliable] {
+    for (kind, bytes) in [
+        (PairKind::Reliable, 250_000),
+        (PairKind::Unreliable, 20_000),
+    ] {
         for status in Status::ALL.iter().copied().chain([Status::Unknown(77)]) {
             for nth in [0, 1, 5] {
                 for receive in [false, true] {
@@ -176,9 +187,9 @@ fn every_status_ends_the_path_by_its_name() {
                     });
                     let fabric = Fabric::new(plan);
                     let (mut one, mut two) = paths(&fabric, kind);
-                    let sides = exchange(&mut one, &mut two, 400_000);
+                    let sides = exchange(&mut one, &mut two, bytes);
                     if status == Status::Success {
-                        assert!(right(&sides, 400_000));
+                        assert!(right(&sides, bytes));
                         continue;
                     }
                     let hurt = &sides[usize::from(receive)];
@@ -188,7 +199,7 @@ fn every_status_ends_the_path_by_its_name() {
                         why.contains(&code) && why.contains("RDMA"),
                         "{kind} {status}: {why}"
                     );
-                    assert!(!right(&sides, 400_000));
+                    assert!(!right(&sides, bytes));
                 }
             }
         }
@@ -423,7 +434,7 @@ fn unreliable_connections_are_made_where_reliable_ones_cannot_be() {
     for lacking in [0, 1] {
         let mut plan = VerbsPlan::quiet(2);
         plan.hosts[lacking].reliable = false;
-        plan.lost_per_mille = 100;
+        plan.lost_per_mille = 30;
         let (said, _) = run(plan, &How::default());
         assert_eq!(all_or_none(&said), Ok(Transport::Rdma), "{said:?}");
         assert!(said[0].as_ref().unwrap().1.contains("UC on"), "{said:?}");
@@ -542,6 +553,41 @@ fn what_is_not_forced_falls_back_and_says_why() {
     let (said, fabric) = run(VerbsPlan::quiet(2), &how);
     assert_eq!(all_or_none(&said), Ok(Transport::Shm));
     assert_eq!(fabric.calls(0, "ibv_create_qp"), 0);
+}
+
+#[test]
+fn a_rank_that_goes_without_a_word_is_noticed_by_all_others() {
+    let plan = VerbsPlan::quiet(3);
+    let fabric = Fabric::new(plan);
+    let sockets: Vec<Listening> = (0..3)
+        .map(|_| Listening::open("127.0.0.1", 0).unwrap())
+        .collect();
+    let ports: Vec<u16> = sockets.iter().map(|it| it.addresses()[0].port()).collect();
+    let mut threads = Vec::new();
+    for (rank, socket) in (0_u32..).zip(sockets) {
+        let mut setup = setup(&fabric, rank, &ports, &How::default());
+        setup.listening = (rank < 2).then_some(socket);
+        threads.push(thread::spawn(move || {
+            let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+            let schedule = Schedule::every_gate(2).unwrap();
+            let clock = Clock::start();
+            for seq in 1..=3 {
+                pass(&mut rank, schedule.row_gate(seq), 64).unwrap();
+            }
+            if rank.session().rank() == 2 {
+                return None;
+            }
+            let why = pass(&mut rank, schedule.row_gate(4), 64).unwrap_err();
+            assert!(clock.now().0 < SECOND, "{why}");
+            Some(why.to_string())
+        }));
+    }
+    let said: Vec<_> = threads.into_iter().map(|it| it.join().unwrap()).collect();
+    for why in said.iter().flatten() {
+        assert!(why.contains("rank 2"), "{said:?}");
+        assert!(why.contains("sequence 4"), "{said:?}");
+    }
+    assert_eq!(said.iter().flatten().count(), 2);
 }
 
 #[test]

@@ -431,6 +431,8 @@ impl VerbsPath {
     }
 
     fn post(&mut self, write: &Write) -> io::Result<()> {
+        // What follows a chunk that was not sent must not be sent either.
+        self.sound()?;
         match self.device.post_write(write) {
             Ok(()) => {
                 self.writes += 1;
