@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use super::guest::{CARD, INIT, MODULES};
 use super::image::{Image, LIBRARIES};
+use crate::exit;
 use crate::step::{Failure, root, step};
 
 /// What the guest is made of, besides the kernel.
@@ -63,11 +64,11 @@ pub(super) fn kit(folder: &Path) -> Result<Kit, String> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err("the virtual machines are made on x86-64 Linux".to_owned());
     }
-    let made = step("virtual machine, once (90 MB of packages)", || {
-        // Why it cannot be had is no failure of this step.
-        Ok::<_, Failure>(make(folder, &tree, &kit))
-    });
-    made.map_err(|failure| failure.what)??;
+    step("virtual machine, once (90 MB of packages)", || {
+        let failure = |why| Failure::new(exit::NOT_COMPARED, why, super::AGAIN);
+        make(folder, &tree, &kit).map_err(failure)
+    })
+    .map_err(|failure| failure.what)?;
     fs::write(mark, EDITION).map_err(|error| error.to_string())?;
     Ok(kit)
 }
