@@ -58,6 +58,17 @@ ulimit -l unlimited
 ip link set lo up
 scene=$(sed -n 's/.*ds4\.scene=\([a-z]*\).*/\1/p' /proc/cmdline)
 
+# A new device gets its addresses and its link a little later.
+device() {
+    rdma link add $1 type rxe netdev $2
+    port=/sys/class/infiniband/$1/ports/1
+    for n in $(seq 500); do
+        grep -q ACTIVE $port/state && cat $port/gids/* | grep -q :ffff: && return
+        usleep 10000
+    done
+    echo "$1 did not come up"
+}
+
 cable() {
     ip link add v0 type veth peer name v1
     for i in 0 1; do ip link set v$i up mtu 4500; done
@@ -72,12 +83,12 @@ cable() {
     ip rule add pref 100 lookup local; ip rule del pref 0
     ip neigh replace 10.8.0.2 lladdr $(cat /sys/class/net/v1/address) dev v0
     ip neigh replace 10.8.0.1 lladdr $(cat /sys/class/net/v0/address) dev v1
-    rdma link add rxe0 type rxe netdev v0; rdma link add rxe1 type rxe netdev v1
+    device rxe0 v0; device rxe1 v1
 }
 
 card() {
     ip link set eth0 up; ip addr add 10.6.0.$1/24 dev eth0
-    rdma link add rxe0 type rxe netdev eth0
+    device rxe0 eth0
 }
 
 rank() {

@@ -193,7 +193,7 @@ fn report(console: &str, kind: &str) -> Option<serde_json::Value> {
 /// A failure with the end of what the machine said.
 fn told(ended: &Ended, what: &str) -> Failure {
     let lines: Vec<&str> = ended.console.lines().collect();
-    for line in lines.iter().skip(lines.len().saturating_sub(60)) {
+    for line in lines.iter().skip(lines.len().saturating_sub(200)) {
         say(&format!("  | {line}"));
     }
     failed(what)

@@ -24,7 +24,7 @@ const GUEST: [&str; 7] = [
 const EMULATOR: &str = "qemu-system-x86";
 const KERNEL: &str = "linux-image-amd64";
 /// Changes when what is made of the packages does.
-const EDITION: &str = "1";
+const EDITION: &str = "2";
 
 /// Everything that a machine needs.
 #[derive(Debug)]
@@ -82,15 +82,16 @@ fn make(folder: &Path, tree: &Path, kit: &Kit) -> Result<(), String> {
     let _ = fs::remove_dir_all(folder);
     let archives = folder.join("archives");
     fs::create_dir_all(&archives).map_err(words)?;
-    let version = kernel_package()?;
-    let mut wanted: BTreeSet<String> = needed_by(EMULATOR)?;
-    wanted.extend(GUEST.map(str::to_owned));
-    wanted.insert(version.clone());
-    let mut download = Command::new("apt-get");
-    download.args(["download", "-qq"]).args(&wanted);
-    if !succeeds(download.current_dir(&archives)) {
-        return Err("the packages cannot be downloaded".to_owned());
-    }
+    let version = match download(&archives) {
+        Ok(version) => version,
+        Err(_) => {
+            // Old lists name packages that have left the archive.
+            if !succeeds(Command::new("apt-get").args(["update", "-qq"])) {
+                return Err("the lists of packages cannot be fetched (apt-get update)".to_owned());
+            }
+            download(&archives)?
+        }
+    };
     for file in listed(&archives)? {
         if !succeeds(Command::new("dpkg").arg("-x").arg(&file).arg(tree)) {
             return Err(format!("{} cannot be unpacked", file.display()));
@@ -109,29 +110,30 @@ fn make(folder: &Path, tree: &Path, kit: &Kit) -> Result<(), String> {
     Ok(())
 }
 
-/// The package of the kernel: its name has a version, and old ones leave the archive.
+/// Fetches every package; the kernel's name comes back.
+fn download(archives: &Path) -> Result<String, String> {
+    let version = kernel_package()?;
+    let mut wanted: BTreeSet<String> = needed_by(EMULATOR)?;
+    wanted.extend(GUEST.map(str::to_owned));
+    wanted.insert(version.clone());
+    let mut download = Command::new("apt-get");
+    download.args(["download", "-qq"]).args(&wanted);
+    if succeeds(download.current_dir(archives)) {
+        Ok(version)
+    } else {
+        Err("the packages cannot be downloaded".to_owned())
+    }
+}
+
+/// The package of the kernel: its name has a version.
 fn kernel_package() -> Result<String, String> {
-    let look = || {
-        let said = output(Command::new("apt-cache").args(["depends", KERNEL]));
-        let names = said
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("Depends: "));
-        names
-            .map(str::to_owned)
-            .find(|name| name.starts_with("linux-image-") && name.len() > KERNEL.len())
-    };
-    let fetched = |name: &String| {
-        // Lists that are old name packages that are gone.
-        let mut command = Command::new("apt-get");
-        succeeds(command.args(["download", "-qq", "--print-uris"]).arg(name))
-    };
-    if let Some(name) = look().filter(fetched) {
-        return Ok(name);
-    }
-    if !succeeds(Command::new("apt-get").args(["update", "-qq"])) {
-        return Err("the lists of packages cannot be fetched (apt-get update)".to_owned());
-    }
-    look().ok_or_else(|| format!("there is no package {KERNEL}, which Debian has"))
+    let said = output(Command::new("apt-cache").args(["depends", KERNEL]));
+    let names = said
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "));
+    let mut names = names.filter(|name| name.starts_with("linux-image-"));
+    let none = || format!("there is no package {KERNEL}, which Debian has");
+    names.next().map(str::to_owned).ok_or_else(none)
 }
 
 /// A package and those that it needs and this system lacks, as an installation would take them.

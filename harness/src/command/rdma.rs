@@ -174,8 +174,8 @@ mod tests {
         insta::assert_snapshot!(found.text, @r"
         simulated verbs
 
-        device  port   state      link  LID  MTU  at most  largest message
-        sim0       1  active  Ethernet    0  256      256            1 GiB
+        device  port   state      link  LID   MTU  at most  largest message
+        sim0       1  active  Ethernet    0  1024     1024            1 GiB
 
         sim0 port 1: addresses, and in which order they are tried
         GID          address     type          reaches  interface  order

@@ -234,6 +234,23 @@ fn a_peer_of_another_key_or_number_is_not_reached() {
     drop(two);
 }
 
+#[test]
+fn an_address_is_looked_up_anew_by_what_it_is_and_not_by_its_place() {
+    let before = Fabric::new(VerbsPlan::quiet(1));
+    let taken = take(&survey(&*before.library(0)).unwrap(), &Wish::default(), &[]).unwrap();
+    let mut plan = VerbsPlan::quiet(1);
+    let raw = plan.hosts[0].gids[1].raw;
+    plan.hosts[0].gids[1].index = 5;
+    let prepared = |plan: &VerbsPlan| {
+        let library = Fabric::new(plan.clone()).library(0);
+        Endpoint::prepare(&*library, &taken, raw, PairKind::Reliable, 1)
+    };
+    assert!(prepared(&plan).unwrap().words("sim0").contains("GID 5"));
+    plan.hosts[0].gids.truncate(1);
+    let why = prepared(&plan).unwrap_err().to_string();
+    assert!(why.contains("::ffff:10.8.0.1 no more"), "{why}");
+}
+
 // Whole ranks.
 
 const SECOND: u64 = 1_000_000_000;

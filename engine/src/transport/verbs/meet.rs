@@ -5,7 +5,7 @@
 //! What goes wrong on one side is told to the other, so that both know the same reason.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,6 +177,10 @@ impl Side {
     }
 }
 
+fn shown(gid: [u8; 16]) -> Ipv6Addr {
+    Ipv6Addr::from(gid)
+}
+
 fn empty_offer() -> Offer {
     Offer {
         link: 0,
@@ -219,11 +223,7 @@ impl Attempt<'_> {
             .filter_map(|it| Some((address(own, Some(it.index))?, address(&theirs, it.peer)?)))
             .take(ATTEMPTS_MAX)
             .collect();
-        let mut why = if own.link == theirs.link {
-            "no address of one port reaches one of the other".to_owned()
-        } else {
-            format!("{} here and {} there", own.link, theirs.link)
-        };
+        let mut tried: Vec<String> = Vec::new();
         let reliable = !unreliable && offer.kinds & verbs::RELIABLE != 0;
         let mut kinds = vec![PairKind::Reliable, PairKind::Unreliable];
         if !reliable {
@@ -234,9 +234,11 @@ impl Attempt<'_> {
                 match self.try_first(kind, *gid, *peer_gid) {
                     Ok(made) => return Ok(made),
                     Err(Missed::Over(last)) => return Err(last),
-                    Err(Missed::Addresses(last)) => why = last,
-                    Err(Missed::Kind(last)) => {
-                        why = last;
+                    Err(Missed::Addresses(why)) => {
+                        tried.push(format!("{} to {}: {why}", shown(*gid), shown(*peer_gid)));
+                    }
+                    Err(Missed::Kind(why)) => {
+                        tried.push(why);
                         continue 'kinds;
                     }
                 }
@@ -244,6 +246,14 @@ impl Attempt<'_> {
             // A kind that could be made and did not carry is no reason for a worse one.
             break;
         }
+        if tried.is_empty() {
+            tried.push(if own.link == theirs.link {
+                "no address of one port reaches one of the other".to_owned()
+            } else {
+                format!("{} here and {} there", own.link, theirs.link)
+            });
+        }
+        let why = tried.join("; then ");
         self.talk.say(
             self.stream,
             &VerbsMessage::Verdict(Verdict::Over, why.clone()),
