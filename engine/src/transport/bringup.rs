@@ -28,9 +28,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long ranks of one host wait for each other at the shared memory.
 const MEMORY_NS: u64 = 2_000_000_000;
 
-/// How long one pair of queue pairs may take for its probe.
-const PAIR_NS: u64 = 1_200_000_000;
-
 /// Random bytes of the system: numbers that are used once.
 fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -389,7 +386,9 @@ impl Meeting {
         for (pairing, (peer, stream)) in pairings.iter_mut().zip(rank.data_streams_mut()) {
             let mut psns = || random().map_or(0, u32::from_le_bytes);
             let mut probe = |path: &mut Path| {
-                let limit = clock.now().after(PAIR_NS).min(due);
+                // Half of what is left: so the next attempt has time too, and the verdict after it.
+                let now = clock.now();
+                let limit = now.after(due.since(now) / 2);
                 probe::run(
                     &clock,
                     limit,
