@@ -8,6 +8,7 @@
 
 pub mod archive;
 pub mod bench;
+pub mod campaign;
 pub mod cli;
 pub mod clients;
 pub mod gate;

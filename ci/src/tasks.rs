@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{archive, bench, clients, exit, header, kernels, tidy};
+use crate::{archive, bench, campaign, clients, exit, header, kernels, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -24,6 +24,7 @@ pub fn run(task: &Task) -> u8 {
         Task::Tidy => tidy_step(),
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
         Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
+        Task::Campaign { seed } => campaign::run(*seed),
         Task::Clients => clients::run(),
         Task::Mutants => mutants(),
         Task::HwArchive => archive::run(),

@@ -12,7 +12,7 @@ use super::dialling::Dialling;
 use super::incoming::{Incoming, Judged};
 use super::path::Path;
 use super::probe::{self, Probe};
-use super::rank::{LinkError, Rank, Said};
+use super::rank::{LinkError, Rank, Said, Sleepers};
 use super::shm::ShmPath;
 use super::sockets::same_host;
 use super::wait::timespec;
@@ -249,7 +249,7 @@ impl Meeting {
     }
 
     fn sleep(&self, rank: &Rank) {
-        let mut fds = Vec::new();
+        let mut fds = Sleepers::new();
         let events = |writes: bool| {
             if writes {
                 PollFlags::OUT

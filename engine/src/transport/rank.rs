@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use smallvec::SmallVec;
 
 use super::Setup;
 use super::clock::Clock;
@@ -28,6 +29,11 @@ use crate::tp::trust::Channel;
 const LOOK: Duration = Duration::from_millis(100);
 /// Messages that may wait for [`Rank::hear`]; then the peer waits.
 const MAIL_MAX: usize = 1024;
+
+/// One for each of the connections of the largest group, so that waiting takes no memory.
+type PerLink<T> = SmallVec<[T; 64]>;
+/// What is waited for.
+pub(super) type Sleepers<'a> = PerLink<PollFd<'a>>;
 
 /// Why a rank did not come up, or ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -236,7 +242,7 @@ impl Rank {
             }
             let since = *idle_since.get_or_insert(now);
             if now.since(since) >= self.wait.spin_ns {
-                let mut fds = Vec::new();
+                let mut fds = Sleepers::new();
                 self.push_control(&mut fds);
                 let limit = timespec(self.clock.until(self.session.next_deadline(), LOOK));
                 // An interrupted wait is a short one.
@@ -325,7 +331,7 @@ impl Rank {
             if over || !ended {
                 return;
             }
-            let mut fds = Vec::new();
+            let mut fds = Sleepers::new();
             self.push_control(&mut fds);
             // An interrupted wait is a short one.
             let _ = poll(&mut fds, Some(&timespec(Duration::from_millis(20))));
@@ -385,7 +391,7 @@ impl Rank {
     }
 
     /// Adds the control connections to what is waited for.
-    pub(super) fn push_control<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+    pub(super) fn push_control<'a>(&'a self, fds: &mut Sleepers<'a>) {
         for link in self.control.iter().filter(|link| link.open) {
             let mut events = PollFlags::IN;
             events.set(
@@ -573,12 +579,12 @@ impl Rank {
                 }
             }
         }
-        let mut reads = Vec::with_capacity(self.links.len());
+        let mut reads = PerLink::<bool>::new();
         for link in &self.links {
             let (head, body) = self.session.gate_to_read(link.peer);
             reads.push(!head.is_empty() || !body.is_empty());
         }
-        let mut fds = Vec::with_capacity(self.links.len() + self.control.len());
+        let mut fds = Sleepers::new();
         for (link, reads) in self.links.iter().zip(reads).filter(|it| it.0.open) {
             let (head, body) = self.session.gate_to_write(link.peer);
             let writes = !head.is_empty() || !body.is_empty();
