@@ -87,6 +87,7 @@ fn setup(rank: u32, transport: Transport, listening: Option<Listening>, port: u1
             dialect: Dialect::Native,
         },
         key: Key::new([9; 32]),
+        encrypt: false,
         listening,
         remotes: if rank == 0 { Vec::new() } else { vec![remote] },
         // Short looks, so that sleeping is counted too.

@@ -42,6 +42,10 @@ impl Rank {
     /// [`LinkError`]: a peer refuses or did not come in time, the ranks do not fit together, or no
     /// transport works.
     pub fn open(setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
+        if setup.encrypt && setup.key == Key::public() {
+            let why = "encryption needs a key: without one, everybody has it";
+            return Err(LinkError::Setup(why.to_owned()));
+        }
         let mut rank = Self::new(&setup);
         let meeting = Meeting::new(setup, &rank)?;
         let connected = meeting.run(&mut rank, notice);
@@ -188,10 +192,11 @@ impl Meeting {
         };
         let config = &self.setup.config;
         let (own, ranks) = (config.rank, config.identity.layout.geometry().ranks);
-        let key = &self.setup.key;
+        let (key, seal) = (&self.setup.key, self.setup.encrypt);
         let trust = || {
             let nonce = random().ok()?;
-            Some(Listener::new(key.clone(), own, ranks, session, nonce))
+            let listener = Listener::new(key.clone(), own, ranks, session, nonce);
+            Some(listener.sealing(seal))
         };
         if let Some(listening) = &self.setup.listening {
             self.incoming
@@ -203,8 +208,8 @@ impl Meeting {
         });
         for judged in judged {
             match judged {
-                Judged::Proven(proven, stream) => {
-                    if rank.attach(now, proven.peer, proven.channel, stream) {
+                Judged::Proven(proven, wire) => {
+                    if rank.attach(now, proven.peer, proven.channel, wire) {
                         let (peer, channel) = (proven.peer, proven.channel);
                         notice(&format!("rank {peer}: {channel} connection is there"));
                     }
@@ -221,8 +226,9 @@ impl Meeting {
         notice: &mut dyn FnMut(&str),
     ) -> Result<(), LinkError> {
         let session = self.session.unwrap_or_default();
-        let (key, config) = (self.setup.key.clone(), self.setup.config);
-        let trust = |remote: &Remote, channel| dialer(&key, &config, remote.rank, channel, session);
+        let config = self.setup.config;
+        let setup = &self.setup;
+        let trust = |remote: &Remote, channel| dialer(setup, remote.rank, channel, session);
         let mut proven = Vec::new();
         for dialling in &mut self.dials {
             if let Some(made) = dialling.step(now, &trust).map_err(LinkError::Setup)? {
@@ -236,8 +242,8 @@ impl Meeting {
                 ));
             }
         }
-        for (made, stream) in proven {
-            rank.attach(now, made.peer, made.channel, stream);
+        for (made, wire) in proven {
+            rank.attach(now, made.peer, made.channel, wire);
             if made.channel == Channel::Control {
                 self.know_session(made.session);
                 for lower in 0..config.rank {
@@ -266,7 +272,7 @@ impl Meeting {
             fds.push(PollFd::from_borrowed_fd(stream.as_fd(), events(writes)));
         }
         rank.push_control(&mut fds);
-        let limit = timespec(rank.clock.until(rank.session.next_deadline(), LOOK));
+        let limit = timespec(rank.nap(LOOK));
         // An interrupted wait is a short one.
         let _ = poll(&mut fds, Some(&limit));
     }
@@ -322,19 +328,22 @@ impl Meeting {
         let session = self.session.unwrap_or_default();
         let clock = rank.clock;
         let due = clock.now().after(MEMORY_NS);
-        let (key, config) = (self.setup.key.clone(), self.setup.config);
+        let (setup, config) = (&self.setup, self.setup.config);
         let (own, ranks) = (config.rank, config.identity.layout.geometry().ranks);
         let words = |error: io::Error| error.to_string();
         let mut memories = Vec::new();
         for peer in 0..own {
-            let dialer = dialer(&key, &config, peer, Channel::Data, session).map_err(words)?;
+            let dialer = dialer(setup, peer, Channel::Data, session).map_err(words)?;
             let bell = unix::connect(&session, peer, dialer).map_err(words)?;
             let path = ShmPath::receive(bell).map_err(words)?;
             memories.push((peer, Path::Shm(Box::new(path))));
         }
         while memories.len() < streams.len() {
             let listener = self.unix.as_ref().ok_or("no socket to hand it over")?;
-            let trust = || Ok(Listener::new(key.clone(), own, ranks, session, random()?));
+            let trust = || {
+                let listener = Listener::new(setup.key.clone(), own, ranks, session, random()?);
+                Ok(listener.sealing(setup.encrypt))
+            };
             let (peer, bell) = unix::accept(&clock, due, listener, &trust, &|peer| {
                 peer > own && memories.iter().all(|(there, _)| *there != peer)
             })
@@ -353,23 +362,17 @@ impl Meeting {
     }
 }
 
-fn dialer(
-    key: &Key,
-    config: &crate::tp::session::Config,
-    peer: u32,
-    channel: Channel,
-    session: SessionId,
-) -> io::Result<Dialer> {
+fn dialer(setup: &Setup, peer: u32, channel: Channel, session: SessionId) -> io::Result<Dialer> {
     let session = match channel {
         Channel::Control => SessionId::default(),
         Channel::Data => session,
     };
     let dial = Dial {
         channel,
-        own: config.rank,
+        own: setup.config.rank,
         peer,
-        ranks: config.identity.layout.geometry().ranks,
+        ranks: setup.config.identity.layout.geometry().ranks,
         session,
     };
-    Ok(Dialer::new(key.clone(), dial, random()?))
+    Ok(Dialer::new(setup.key.clone(), dial, random()?).sealing(setup.encrypt))
 }

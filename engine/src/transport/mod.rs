@@ -21,12 +21,15 @@ mod path;
 mod probe;
 mod rank;
 mod raw;
+#[cfg(test)]
+mod sealed_tests;
 mod shm;
 mod sockets;
 #[cfg(test)]
 mod tests;
 mod unix;
 mod wait;
+mod wire;
 
 pub use clock::Clock;
 pub use probe::PROBE_BYTES;
@@ -59,6 +62,8 @@ pub struct Setup {
     pub config: Config,
     /// The group's key.
     pub key: Key,
+    /// Whether TCP connections are encrypted: as for all other ranks.
+    pub encrypt: bool,
     /// Where it waits for higher ranks; the highest does not.
     pub listening: Option<Listening>,
     /// Where all lower ranks are.

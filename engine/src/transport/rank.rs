@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{Read as _, Write as _};
+use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use super::Setup;
 use super::clock::Clock;
 use super::path::{Path, is_later};
 use super::wait::{Wait, timespec};
+use super::wire::Wire;
 use crate::tp::command::{Message, Reserved};
 use crate::tp::error::TpError;
 use crate::tp::frame::Kind;
@@ -111,14 +112,14 @@ struct Link {
     peer: u32,
     path: Path,
     /// The data connection, where gates take another way.
-    beside: Option<TcpStream>,
+    beside: Option<Wire>,
     open: bool,
 }
 
 #[derive(Debug)]
 struct Control {
     peer: u32,
-    stream: TcpStream,
+    wire: Wire,
     open: bool,
 }
 
@@ -244,7 +245,7 @@ impl Rank {
             if now.since(since) >= self.wait.spin_ns {
                 let mut fds = Sleepers::new();
                 self.push_control(&mut fds);
-                let limit = timespec(self.clock.until(self.session.next_deadline(), LOOK));
+                let limit = timespec(self.nap(LOOK));
                 // An interrupted wait is a short one.
                 let _ = poll(&mut fds, Some(&limit));
             }
@@ -338,27 +339,21 @@ impl Rank {
         }
     }
 
-    pub(super) fn attach(
-        &mut self,
-        now: Time,
-        peer: u32,
-        channel: Channel,
-        stream: TcpStream,
-    ) -> bool {
+    pub(super) fn attach(&mut self, now: Time, peer: u32, channel: Channel, wire: Wire) -> bool {
         if !self.session.attach(now, peer, channel) {
             return false;
         }
         match channel {
             Channel::Control => self.control.push(Control {
                 peer,
-                stream,
+                wire,
                 open: true,
             }),
             Channel::Data => {
                 let at = self.links.partition_point(|link| link.peer < peer);
                 let link = Link {
                     peer,
-                    path: Path::Tcp(stream),
+                    path: Path::Tcp(wire),
                     beside: None,
                     open: true,
                 };
@@ -371,9 +366,9 @@ impl Rank {
     pub(super) fn replace_path(&mut self, peer: u32, path: Path) {
         let link = self.links.iter_mut().find(|link| link.peer == peer);
         if let Some(link) = link
-            && let Path::Tcp(stream) = std::mem::replace(&mut link.path, path)
+            && let Path::Tcp(wire) = std::mem::replace(&mut link.path, path)
         {
-            link.beside = Some(stream);
+            link.beside = Some(wire);
         }
     }
 
@@ -385,9 +380,19 @@ impl Rank {
 
     pub(super) fn data_streams(&self) -> impl Iterator<Item = (u32, &TcpStream)> {
         self.links.iter().filter_map(|link| match &link.path {
-            Path::Tcp(stream) => Some((link.peer, stream)),
+            Path::Tcp(wire) => Some((link.peer, wire.stream())),
             Path::Shm(_) => None,
         })
+    }
+
+    /// How long to wait for the control connections: not at all, if one holds bytes of which its
+    /// socket knows nothing.
+    pub(super) fn nap(&self, most: Duration) -> Duration {
+        let mut open = self.control.iter().filter(|link| link.open);
+        if open.any(|link| link.wire.holds()) {
+            return Duration::ZERO;
+        }
+        self.clock.until(self.session.next_deadline(), most)
     }
 
     /// Adds the control connections to what is waited for.
@@ -398,7 +403,7 @@ impl Rank {
                 PollFlags::OUT,
                 !self.session.control_to_write(link.peer).is_empty(),
             );
-            fds.push(PollFd::from_borrowed_fd(link.stream.as_fd(), events));
+            fds.push(PollFd::from_borrowed_fd(link.wire.stream().as_fd(), events));
         }
     }
 
@@ -419,18 +424,12 @@ impl Rank {
                 if room.is_empty() {
                     break;
                 }
-                match link.stream.read(room) {
-                    Ok(0) => {
-                        link.open = false;
-                        session.closed(now, link.peer, Channel::Control);
-                        break;
-                    }
+                match link.wire.read(&mut [], room) {
                     Ok(count) => session.control_read(now, link.peer, count),
                     Err(error) if is_later(&error) => break,
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(_) => {
+                    Err(error) => {
                         link.open = false;
-                        session.closed(now, link.peer, Channel::Control);
+                        lost(session, now, link.peer, Channel::Control, &error);
                         break;
                     }
                 }
@@ -446,9 +445,8 @@ impl Rank {
                 if words.is_empty() {
                     break;
                 }
-                match link.stream.write(words) {
+                match link.wire.write(&[], words) {
                     Ok(count) => session.control_wrote(link.peer, count),
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                     // What was still to be read says more than a broken connection.
                     Err(_) => break,
                 }
@@ -541,9 +539,9 @@ impl Rank {
                     }
                 }
                 Err(error) if is_later(&error) => {}
-                Err(_) => {
+                Err(error) => {
                     link.open = false;
-                    session.closed(now, link.peer, Channel::Data);
+                    lost(session, now, link.peer, Channel::Data, &error);
                 }
             }
         }
@@ -592,8 +590,19 @@ impl Rank {
             fds.push(PollFd::from_borrowed_fd(fd, events));
         }
         self.push_control(&mut fds);
-        let limit = timespec(self.clock.until(self.session.next_deadline(), LOOK));
+        let limit = timespec(self.nap(LOOK));
         // An interrupted wait is a short one.
         let _ = poll(&mut fds, Some(&limit));
     }
+}
+
+/// A connection is gone: it ended, or what came by it cannot be what the peer sent.
+fn lost(session: &mut Session, now: Time, peer: u32, channel: Channel, error: &io::Error) {
+    if error.kind() == ErrorKind::InvalidData {
+        session.abort(
+            now,
+            &format!("{channel} connection of rank {peer}: {error}"),
+        );
+    }
+    session.closed(now, peer, channel);
 }

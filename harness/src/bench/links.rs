@@ -530,6 +530,7 @@ fn setup(
             dialect: Dialect::Native,
         },
         key: Key::new([1; 32]),
+        encrypt: false,
         listening,
         remotes: if rank == 0 { Vec::new() } else { vec![remote] },
         wait: Wait::SPIN,

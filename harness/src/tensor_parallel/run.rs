@@ -49,6 +49,7 @@ pub fn run_rank(plan: Plan, console: &Console) -> Result<Outcome, Failure> {
     let setup = Setup {
         config: plan.config,
         key,
+        encrypt: plan.encrypt,
         listening,
         remotes: plan.remotes.clone(),
         wait: plan.wait,
