@@ -1,4 +1,4 @@
-//! Ranks at work ask for no memory: counted, over TCP and over shared memory.
+//! Ranks at work ask for no memory: counted, over TCP, over TCP encrypted, and over shared memory.
 #![cfg(target_os = "linux")]
 #![expect(
     clippy::unwrap_used,
@@ -62,7 +62,10 @@ const WARM_TOKENS: u64 = 200;
 const TOKENS: u64 = 1000;
 const SESSION: u64 = 1;
 
-fn setup(rank: u32, transport: Transport, listening: Option<Listening>, port: u16) -> Setup {
+/// A transport, and whether it is encrypted.
+type Link = (Transport, bool);
+
+fn setup(rank: u32, (transport, encrypt): Link, listening: Option<Listening>, port: u16) -> Setup {
     let remote = Remote {
         rank: 0,
         host: "127.0.0.1".to_owned(),
@@ -87,7 +90,7 @@ fn setup(rank: u32, transport: Transport, listening: Option<Listening>, port: u1
             dialect: Dialect::Native,
         },
         key: Key::new([9; 32]),
-        encrypt: false,
+        encrypt,
         listening,
         remotes: if rank == 0 { Vec::new() } else { vec![remote] },
         // Short looks, so that sleeping is counted too.
@@ -216,16 +219,20 @@ fn follow(setup: Setup, both: &Barrier) {
 
 #[test]
 fn eight_thousand_gates_and_a_thousand_commands_ask_for_no_memory() {
-    for transport in [Transport::Tcp, Transport::Shm] {
+    let links = [
+        (Transport::Tcp, false),
+        (Transport::Tcp, true),
+        (Transport::Shm, false),
+    ];
+    for link in links {
         let listening = Listening::open("127.0.0.1", 0).unwrap();
         let port = listening.addresses()[0].port();
         let both = Arc::new(Barrier::new(2));
         let there = Arc::clone(&both);
-        let leader =
-            thread::spawn(move || lead(setup(0, transport, Some(listening), port), &there));
-        follow(setup(1, transport, None, port), &both);
+        let leader = thread::spawn(move || lead(setup(0, link, Some(listening), port), &there));
+        follow(setup(1, link, None, port), &both);
         leader.join().unwrap();
         let asked = ASKED.swap(0, Ordering::SeqCst);
-        assert_eq!(asked, 0, "{transport}: memory was asked for {asked} times");
+        assert_eq!(asked, 0, "{link:?}: memory was asked for {asked} times");
     }
 }

@@ -105,6 +105,9 @@ pub struct RankArgs {
     /// Run without a key: whoever reaches the port can take part.
     #[arg(long, conflicts_with = "key_file")]
     pub insecure: bool,
+    /// Encrypt what passes by TCP; on all ranks or none, and with a key.
+    #[arg(long, conflicts_with = "insecure")]
+    pub encrypt: bool,
     /// The network device of --transport rdma.
     #[arg(long, value_name = "NAME")]
     pub rdma_device: Option<String>,

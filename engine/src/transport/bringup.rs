@@ -41,10 +41,9 @@ impl Rank {
     /// # Errors
     /// [`LinkError`]: a peer refuses or did not come in time, the ranks do not fit together, or no
     /// transport works.
-    pub fn open(setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
-        if setup.encrypt && setup.key == Key::public() {
-            let why = "encryption needs a key: without one, everybody has it";
-            return Err(LinkError::Setup(why.to_owned()));
+    pub fn open(mut setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
+        if setup.encrypt {
+            demand_secrecy(&mut setup)?;
         }
         let mut rank = Self::new(&setup);
         let meeting = Meeting::new(setup, &rank)?;
@@ -360,6 +359,23 @@ impl Meeting {
         self.memories = memories;
         Ok(())
     }
+}
+
+/// Leaves the transports that are encrypted or do not leave the host.
+fn demand_secrecy(setup: &mut Setup) -> Result<(), LinkError> {
+    let secret = TransportSet::of(&[Transport::Nvlink, Transport::Shm, Transport::Tcp]);
+    let asked_for = setup.config.transports;
+    setup.config.transports = asked_for.and(secret);
+    if setup.config.transports.best().is_none() {
+        return Err(LinkError::Setup(format!(
+            "gates by {asked_for} cannot be encrypted; use tcp"
+        )));
+    }
+    if setup.key == Key::public() {
+        let why = "encryption needs a key: without one, everybody has it";
+        return Err(LinkError::Setup(why.to_owned()));
+    }
+    Ok(())
 }
 
 fn dialer(setup: &Setup, peer: u32, channel: Channel, session: SessionId) -> io::Result<Dialer> {

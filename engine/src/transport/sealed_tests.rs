@@ -176,6 +176,14 @@ fn a_rank_that_encrypts_and_one_that_does_not_refuse_each_other() {
 }
 
 #[test]
+fn a_transport_that_would_carry_gates_unencrypted_is_refused() {
+    let mut setup = setup(0, &[1, 0], None, &[Transport::Rdma]);
+    setup.encrypt = true;
+    let why = Rank::open(setup, &mut |_| {}).unwrap_err().to_string();
+    assert!(why.contains("rdma cannot be encrypted"), "{why}");
+}
+
+#[test]
 fn encryption_without_a_key_is_refused() {
     let mut setup = setup(0, &[1, 0], None, &[Transport::Tcp]);
     setup.key = Key::public();
