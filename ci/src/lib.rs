@@ -11,6 +11,7 @@ pub mod bench;
 pub mod campaign;
 pub mod cli;
 pub mod clients;
+pub mod fuzz;
 pub mod gate;
 pub mod header;
 pub mod kernels;

@@ -128,7 +128,11 @@ impl World {
             let hello = Hello::new(&self.identity, self.peer, 8, tcp);
             self.framed(Kind::Hello, &hello.encode());
             self.session.vote(self.now, tcp);
-            let kind = if self.own == 0 { Kind::Vote } else { Kind::Chosen };
+            let kind = if self.own == 0 {
+                Kind::Vote
+            } else {
+                Kind::Chosen
+            };
             self.framed(kind, &u64::from(tcp.bits()).to_le_bytes());
         } else {
             let geometry = self.identity.layout.geometry();
@@ -243,7 +247,11 @@ impl World {
         let now = self.now;
         match what % 5 {
             0 => _ = self.session.stop(now),
-            1 => _ = self.session.check_step(now, u64::from(what), u64::from(what)),
+            1 => {
+                _ = self
+                    .session
+                    .check_step(now, u64::from(what), u64::from(what))
+            }
             2 => self.session.abort(now, "the application\nwants no more"),
             3 => {
                 let set = TransportSet::from_bits(u32::from(what));

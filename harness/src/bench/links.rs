@@ -85,16 +85,35 @@ const END_BYTES: usize = 8;
 const KEY_EXCHANGE: &str = "key exchange";
 
 /// Something that exchanges bytes.
-trait End: Send {
+pub trait End: Send {
+    /// Sends `out` and fills `incoming`, both at once; one of them may be empty.
+    ///
+    /// # Errors
+    /// A sentence: it broke.
     fn exchange(&mut self, out: &[u8], incoming: &mut [u8]) -> Result<(), String>;
 }
 
-struct Contender {
-    name: &'static str,
+/// A connection, by both its ends.
+pub struct Contender {
+    /// What it is.
+    pub name: &'static str,
     /// Beside which other one, by its place.
     peer: Option<usize>,
-    most_bytes: usize,
-    ends: [Box<dyn End>; 2],
+    /// The longest message that it takes.
+    pub most_bytes: usize,
+    /// The ends; each runs in a thread of its own.
+    pub ends: [Box<dyn End>; 2],
+}
+
+/// New connections, ours and those beside which ours are measured.
+///
+/// # Errors
+/// A sentence: one could not be made.
+pub fn contenders(what: Subject) -> Result<Vec<Contender>, String> {
+    match what {
+        Subject::Paths => paths(),
+        Subject::Gates => gates(),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -114,10 +133,7 @@ pub fn measure(
     stop: &AtomicBool,
     each: &mut dyn FnMut(&LinkRow),
 ) -> Result<(Vec<LinkRow>, bool), String> {
-    let contenders = match what {
-        Subject::Paths => paths(),
-        Subject::Gates => gates(),
-    }?;
+    let contenders = contenders(what)?;
     let names: Vec<_> = contenders
         .iter()
         .map(|it| (it.name, it.peer, it.most_bytes))
