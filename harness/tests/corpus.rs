@@ -1,4 +1,5 @@
 //! What fuzzing found worth keeping, replayed through the functions of the fuzz targets.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 #[path = "../fuzz/src/tp_frames.rs"]
 #[expect(unreachable_pub, reason = "it is public where the targets are")]

@@ -246,11 +246,12 @@ impl World {
     fn application(&mut self, what: u8) {
         let now = self.now;
         match what % 5 {
-            0 => _ = self.session.stop(now),
+            0 => {
+                let _ = self.session.stop(now);
+            }
             1 => {
-                _ = self
-                    .session
-                    .check_step(now, u64::from(what), u64::from(what))
+                let (seq, hash) = (u64::from(what), u64::from(what));
+                let _ = self.session.check_step(now, seq, hash);
             }
             2 => self.session.abort(now, "the application\nwants no more"),
             3 => {
