@@ -17,7 +17,7 @@ use super::shm::ShmPath;
 use super::sockets::same_host;
 use super::wait::timespec;
 use super::{Remote, Setup, unix};
-use crate::tp::session::Phase;
+use crate::tp::session::{Dialect, Phase};
 use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
 use crate::tp::trust::{Channel, Dial, Dialer, Key, Listener, SessionId};
@@ -363,6 +363,10 @@ impl Meeting {
 
 /// Leaves the transports that are encrypted or do not leave the host.
 fn demand_secrecy(setup: &mut Setup) -> Result<(), LinkError> {
+    if setup.config.dialect != Dialect::Native {
+        let why = "the protocol ds4-v7 does not encrypt";
+        return Err(LinkError::Setup(why.to_owned()));
+    }
     let secret = TransportSet::of(&[Transport::Nvlink, Transport::Shm, Transport::Tcp]);
     let asked_for = setup.config.transports;
     setup.config.transports = asked_for.and(secret);

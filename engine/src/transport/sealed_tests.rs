@@ -8,6 +8,7 @@ use std::thread;
 use super::tests::{all_sizes, pass, setup};
 use super::*;
 use crate::tp::schedule::{Gate, GateKind, GateName};
+use crate::tp::session::Dialect;
 use crate::tp::transport::Transport;
 
 /// Recognised wherever it passes.
@@ -179,11 +180,19 @@ fn a_rank_that_encrypts_and_one_that_does_not_refuse_each_other() {
 }
 
 #[test]
-fn a_transport_that_would_carry_gates_unencrypted_is_refused() {
-    let mut setup = setup(0, &[1, 0], None, &[Transport::Rdma]);
-    setup.encrypt = true;
-    let why = Rank::open(setup, &mut |_| {}).unwrap_err().to_string();
+fn what_would_carry_gates_unencrypted_is_refused() {
+    let mut by_rdma = setup(0, &[1, 0], None, &[Transport::Rdma]);
+    by_rdma.encrypt = true;
+    let why = Rank::open(by_rdma, &mut |_| {}).unwrap_err().to_string();
     assert!(why.contains("rdma cannot be encrypted"), "{why}");
+    let mut by_v7 = setup(0, &[1, 0], None, &[Transport::Tcp]);
+    by_v7.encrypt = true;
+    by_v7.config.dialect = Dialect::Ds4V7 {
+        gguf_bytes: 1,
+        model_id: 1,
+    };
+    let why = Rank::open(by_v7, &mut |_| {}).unwrap_err().to_string();
+    assert!(why.contains("ds4-v7 does not encrypt"), "{why}");
 }
 
 #[test]

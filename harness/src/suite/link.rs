@@ -92,7 +92,8 @@ fn faulty(trial: &mut Trial<'_>) -> Held {
         if let Some(breach) = report.breach() {
             let small = shrink_links(&plan);
             return Err(Failure::Broken(format!(
-                "{breach}; link seed {seed}, run {run} of {runs}, shrunk: {small:?}"
+                "{breach}; link seed {seed}, the last run with --cases {}; shrunk: {small:?}",
+                run / RUNS_PER_CASE + 1
             )));
         }
         trial.tally.gates += report.ranks.first().map_or(0, |rank| rank.gates_right);
