@@ -13,6 +13,7 @@ The project's tasks.
   cargo ci tidy                    imports, file lengths, module docs, the code map
   cargo ci deny                    licences, bans, sources and advisories of the dependencies
   cargo ci fuzz [TARGET] [--seconds N]   fuzzes one target, or each in turn, for N seconds (60)
+  cargo ci campaign [--seed N]     100 000 simulated runs of ranks, 17 million gates of processes
   cargo ci clients                 programs from PyPI on the simulated driver (needs pip)
   cargo ci rdma                    RDMA in virtual machines with Soft-RoCE (needs apt-get, once)
   cargo ci hw-archive              all that a GPU host without Rust needs for the hardware tests
@@ -69,6 +70,11 @@ pub enum Task {
         /// How long for each target.
         seconds: u32,
     },
+    /// What is too long for CI.
+    Campaign {
+        /// Drives the simulated runs.
+        seed: u64,
+    },
     /// Mutation testing.
     Mutants,
     /// Programs of others on the simulated driver.
@@ -104,6 +110,11 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
         ["tidy"] => Ok(Task::Tidy),
         ["deny"] => Ok(Task::Deny),
         ["fuzz", rest @ ..] => parse_fuzz(rest),
+        ["campaign"] => Ok(Task::Campaign { seed: 1 }),
+        ["campaign", "--seed", number] => match number.parse() {
+            Ok(seed) => Ok(Task::Campaign { seed }),
+            Err(_) => Err(format!("--seed takes a number, not '{number}'")),
+        },
         ["mutants"] => Ok(Task::Mutants),
         ["clients"] => Ok(Task::Clients),
         ["rdma"] => Ok(Task::Rdma),
@@ -117,7 +128,7 @@ pub fn parse(words: &[String]) -> Result<Task, String> {
     }
 }
 
-const TASKS: [&str; 14] = [
+const TASKS: [&str; 15] = [
     "test",
     "check",
     "golden",
@@ -126,6 +137,7 @@ const TASKS: [&str; 14] = [
     "header",
     "tidy",
     "deny",
+    "campaign",
     "clients",
     "rdma",
     "hw-archive",
@@ -199,6 +211,8 @@ mod tests {
             ("fuzz --seconds 0", "above 0"),
             ("fuzz --seconds", "'--seconds'"),
             ("fuzz a b", "'b'"),
+            ("campaign --seed x", "'x'"),
+            ("campaign --quick", "does not take"),
         ] {
             let why = read(line).unwrap_err();
             assert!(why.contains(part), "{line}: {why}");

@@ -8,7 +8,10 @@ use crate::tool::not_run;
 
 const SOURCE: &str = "kernels/device/ds4.cu";
 const COMPILED: &str = "kernels/compiled";
+/// The text that says by whom all was compiled.
 const PTX: &str = "ds4.ptx";
+/// PTX by the least architecture that takes it: what sm_90 has more is worth a text of its own.
+const ARCHITECTURES: [(&str, &str); 2] = [(PTX, "sm_80"), ("ds4-sm90.ptx", "sm_90")];
 /// The processors with a code object each.
 const PROCESSORS: [&str; 4] = ["gfx90a", "gfx942", "gfx1100", "gfx1151"];
 /// No contraction and no flushing: one addition has one right result.
@@ -97,11 +100,16 @@ fn compile(folder: &Path, version: &str) -> Result<Vec<(String, Vec<u8>)>, Failu
             .arg(out.to_string_lossy())
             .run()
     };
-    let cuda = "-x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib -S";
-    let out = folder.join(PTX);
-    clang(cuda, &out)?;
-    let text = String::from_utf8_lossy(&read(&out)?).into_owned();
-    let mut files = vec![(PTX.to_owned(), plain_ptx(&text, version).into_bytes())];
+    let mut files = Vec::new();
+    for (name, architecture) in ARCHITECTURES {
+        let cuda = format!(
+            "-x cuda --cuda-device-only --cuda-gpu-arch={architecture} -nocudainc -nocudalib -S"
+        );
+        let out = folder.join(name);
+        clang(&cuda, &out)?;
+        let text = String::from_utf8_lossy(&read(&out)?).into_owned();
+        files.push((name.to_owned(), plain_ptx(&text, version).into_bytes()));
+    }
     for processor in PROCESSORS {
         let name = format!("ds4-{processor}.hsaco");
         let out = folder.join(&name);

@@ -8,8 +8,10 @@
 
 pub mod archive;
 pub mod bench;
+pub mod campaign;
 pub mod cli;
 pub mod clients;
+pub mod fuzz;
 pub mod gate;
 pub mod header;
 pub mod kernels;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::cli::Task;
 use crate::step::{Failure, Program, root, say, step};
 use crate::tool::{self, not_run};
-use crate::{archive, bench, clients, exit, header, kernels, rdma, tidy};
+use crate::{archive, bench, campaign, clients, exit, fuzz, header, kernels, rdma, tidy};
 
 /// Runs one task; returns the exit code.
 #[must_use]
@@ -23,7 +23,8 @@ pub fn run(task: &Task) -> u8 {
         Task::Header { save } => header::run(*save),
         Task::Tidy => tidy_step(),
         Task::Deny => tool::DENY.ensure().and_then(|()| deny()),
-        Task::Fuzz { target, seconds } => fuzz(target.as_deref(), *seconds),
+        Task::Fuzz { target, seconds } => fuzz::run(target.as_deref(), *seconds),
+        Task::Campaign { seed } => campaign::run(*seed),
         Task::Clients => clients::run(),
         Task::Rdma => rdma::run(),
         Task::Mutants => mutants(),
@@ -183,42 +184,6 @@ fn deny() -> Result<(), Failure> {
         return cargo("advisories", "deny --config ci/deny.toml check advisories");
     }
     not_run("advisories", "the database of advisories cannot be fetched");
-    Ok(())
-}
-
-fn fuzz(target: Option<&str>, seconds: u32) -> Result<(), Failure> {
-    const DIR: &str = "harness/fuzz";
-    if !root().join(DIR).join("Cargo.toml").is_file() {
-        let what = format!("there are no fuzz targets in {DIR}.");
-        return Err(Failure::new(exit::NOT_COMPARED, what, "cargo ci fuzz"));
-    }
-    tool::FUZZ.ensure()?;
-    let cargo_fuzz = |line: &str| {
-        // Sanitizers need unstable options of the compiler, which this variable allows.
-        Program::new(&format!("cargo fuzz {line}")).env("RUSTC_BOOTSTRAP", "1")
-    };
-    let all = cargo_fuzz(&format!("list --fuzz-dir {DIR}")).output()?;
-    let targets: Vec<&str> = all
-        .lines()
-        .map(str::trim)
-        .filter(|name| target.is_none_or(|one| one == *name))
-        .collect();
-    if targets.is_empty() {
-        let names: Vec<&str> = all.lines().map(str::trim).collect();
-        let what = format!(
-            "no fuzz target has this name; there are: {}.",
-            names.join(", ")
-        );
-        return Err(Failure::new(exit::USAGE, what, "cargo ci fuzz"));
-    }
-    for name in targets {
-        let line = format!(
-            "run --fuzz-dir {DIR} {name} -- -max_total_time={seconds} -verbosity=0 -print_final_stats=1"
-        );
-        step(&format!("fuzz {name} for {seconds} s"), || {
-            cargo_fuzz(&line).run()
-        })?;
-    }
     Ok(())
 }
 

@@ -105,6 +105,9 @@ pub struct RankArgs {
     /// Run without a key: whoever reaches the port can take part.
     #[arg(long, conflicts_with = "key_file")]
     pub insecure: bool,
+    /// Encrypt what passes by TCP; on all ranks or none, and with a key.
+    #[arg(long, conflicts_with = "insecure")]
+    pub encrypt: bool,
     /// The device of --transport rdma; ds4 devices --rdma lists them.
     #[arg(long, value_name = "NAME")]
     pub rdma_device: Option<String>,
@@ -417,11 +420,13 @@ pub enum BenchCommand {
     /// Allocation and free, by mask, size and number of live blocks.
     #[command(after_help = "Example: ds4 bench alloc --quick --only mask")]
     Alloc(BenchArgs),
-    /// Paths between two ranks of this host, 4 B to 64 MiB, one way and both ways at once.
+    /// Paths between two ranks of this host, 4 B to 64 MiB, one way and both ways at once; sockperf,
+    /// UCX and iperf3 beside, where installed.
     #[command(after_help = "Example: ds4 bench link --quick --only 16KiB")]
     Link(BenchArgs),
-    /// Gates between two ranks of this host, beside a bare exchange of the same bytes; with
-    /// --backend cuda or hip between two devices, beside copies of the driver.
+    /// Key exchanges and gates between two ranks of this host, beside a bare exchange of the same
+    /// bytes and the same tools; with --backend cuda or hip gates between two devices, beside copies
+    /// of the driver.
     #[command(
         after_help = "Examples:\n  ds4 bench gate --quick --format json\n  ds4 bench gate --backend cuda --gpu-devices 0,1"
     )]

@@ -147,6 +147,93 @@ fn the_two_commands_end_with_equal_verified_totals() {
 }
 
 #[test]
+fn two_ranks_that_encrypt_end_in_order_and_one_alone_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = key(directory.path(), "tp.key").display().to_string();
+    let plain = ["--transport", "tcp", "--key-file", &key];
+    let sealed = [&plain[..], &["--encrypt"]].concat();
+    let port = free_port();
+    let leader = leader(port, &[&sealed[..], &["--tokens", "5"]].concat());
+    let (code, _, said) = ended(worker(port, &plain));
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("--encrypt"), "{said}");
+    let (code, follow, said) = ended(worker(port, &sealed));
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("all connections are encrypted"), "{said}");
+    let (code, lead, said) = ended(leader);
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(lead["encrypted"], true);
+    assert_eq!(lead["state_hash"], follow["state_hash"]);
+}
+
+/// Processor time of a process, of which the system counts hundredths of seconds.
+fn processor_time(child: &Child) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    // The name in parentheses may hold anything.
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    let ticks: Vec<u64> = fields
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse().unwrap())
+        .collect();
+    Duration::from_millis(10 * ticks.iter().sum::<u64>())
+}
+
+#[test]
+fn a_rank_that_waits_with_block_takes_less_than_a_twentieth_of_a_core() {
+    for transport in ["tcp", "shm"] {
+        let port = free_port();
+        let common = ["--transport", transport, "--wait", "block"];
+        let mut leader = leader(port, &[&common[..], &["--tokens", "1000000000"]].concat());
+        let mut worker = worker(port, &common);
+        until_said(&mut leader, "gates travel by");
+        thread::sleep(Duration::from_millis(200));
+        // With its leader stopped the worker waits, for a command or in a gate.
+        signal(&leader, "-STOP");
+        thread::sleep(Duration::from_millis(100));
+        let (before, since) = (processor_time(&worker), Instant::now());
+        assert!(before > Duration::ZERO, "it worked before");
+        thread::sleep(Duration::from_millis(1500));
+        let (used, passed) = (processor_time(&worker) - before, since.elapsed());
+        for child in [&mut leader, &mut worker] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(used * 20 < passed, "{transport}: {used:?} of {passed:?}");
+    }
+}
+
+#[test]
+fn benches_of_links_give_every_figure_and_name_the_tools_that_are_missing() {
+    for what in ["link", "gate"] {
+        let output = ds4()
+            .args([
+                "bench", what, "--quick", "--only", "16KiB", "--format", "json",
+            ])
+            .env("PATH", "/nowhere")
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = value["rows"].as_array().unwrap();
+        assert!(rows.len() >= 7, "{value}");
+        for row in rows {
+            let figures = ["min", "p50", "p99", "p999", "bytes_per_second"];
+            let figures = figures.map(|name| row[name].as_f64().unwrap());
+            assert!(
+                figures.is_sorted_by(|a, b| a <= b) && figures[0] > 0.0,
+                "{row}"
+            );
+            assert!(row["verified_bytes"].as_u64().unwrap() > 16 << 10, "{row}");
+        }
+        let tools = value["tools"].as_array().unwrap();
+        assert_eq!(tools.len(), 3, "{value}");
+        assert!(tools.iter().all(|tool| tool["state"] == "not installed"));
+    }
+}
+
+#[test]
 fn four_ranks_as_processes_end_in_order() {
     let ports: Vec<String> = (0..4).map(|_| free_port().to_string()).collect();
     let workers: Vec<Child> = (1..4)
@@ -511,6 +598,8 @@ fn flags_that_do_not_fit_together_are_refused_in_words() {
     say(&[&lead[..], &["--transport", "tcp", "--rdma-gid-index", "3"]].concat());
     say(&[&lead[..], &["--backend", "Metal"]].concat());
     say(&lead);
+    say(&[&lead[..], &["--encrypt"]].concat());
+    say(&[&lead[..], &["--encrypt", "--insecure"]].concat());
     say(&[&lead[..], &["--rank", "1"]].concat());
     say(&[&work[..], &["--tokens", "3"]].concat());
     say(&[&work[..], &["--ranks", "4", "--rank", "2"]].concat());

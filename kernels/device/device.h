@@ -74,8 +74,14 @@ DEVICE bool atomic_first(u64 at, u64 value) {
   return __atomic_compare_exchange_n((Global<u64>)at, &none, value, false, __ATOMIC_RELAXED,
                                      __ATOMIC_RELAXED);
 }
-// What the kernel before this one in the stream has done is there.
-DEVICE void previous_kernel() {}
+// What the kernel before this one in the stream has done is there. Only then may the next one bring
+// its blocks into place, so that no more than two kernels hold places.
+DEVICE void previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 #elif defined(__AMDGCN__)
 

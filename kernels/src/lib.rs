@@ -17,5 +17,5 @@ pub use add::add_f32;
 pub use checksum::checksum;
 pub use fill::fill;
 pub use launch::{Kernel, Launch, MAX_ARGUMENTS};
-pub use module::{CODE_OBJECTS, geometry, ptx};
+pub use module::{CODE_OBJECTS, PTX, geometry};
 pub use pattern::{Mismatch, Pattern, Tally};

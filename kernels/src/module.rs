@@ -11,12 +11,12 @@ const MOST_BLOCKS: u64 = 1 << 14;
 /// What a thread moves at a time, in bytes.
 const GROUP_BYTES: u64 = 16;
 
-/// All kernels, as text for NVIDIA devices of compute capability 8.0 and above, without the NUL
-/// that drivers want at its end.
-#[must_use]
-pub fn ptx() -> &'static str {
-    include_str!("../compiled/ds4.ptx")
-}
+/// All kernels, as texts for NVIDIA devices, without the NUL that drivers want at their ends: the
+/// first for compute capability 9.0 and above, the second for 8.0 and above.
+pub const PTX: [&str; 2] = [
+    include_str!("../compiled/ds4-sm90.ptx"),
+    include_str!("../compiled/ds4.ptx"),
+];
 
 /// All kernels for each kind of AMD device, by the name that HIP gives its processor. A code object
 /// runs with any features of its processor.
@@ -52,49 +52,55 @@ mod tests {
     use crate::Kernel;
 
     /// The parameters of an entry point, as PTX lists them.
-    fn parameters(entry: &str) -> Vec<&'static str> {
-        let (_, rest) = ptx().split_once(&format!(".entry {entry}(")).unwrap();
+    fn parameters(ptx: &'static str, entry: &str) -> Vec<&'static str> {
+        let (_, rest) = ptx.split_once(&format!(".entry {entry}(")).unwrap();
         let (list, _) = rest.split_once(')').unwrap();
         list.split(',').map(str::trim).collect()
     }
 
     #[test]
     fn ptx_has_every_entry_point_with_its_parameters_of_64_bits() {
-        for kernel in Kernel::ALL {
-            let parameters = parameters(kernel.entry());
-            assert_eq!(parameters.len(), kernel.arguments(), "{kernel:?}");
-            for parameter in parameters {
-                let wide = [".param .u64 ", ".param .b64 "]
-                    .iter()
-                    .any(|start| parameter.starts_with(start));
-                assert!(wide, "{parameter}");
+        for ptx in PTX {
+            for kernel in Kernel::ALL {
+                let parameters = parameters(ptx, kernel.entry());
+                assert_eq!(parameters.len(), kernel.arguments(), "{kernel:?}");
+                for parameter in parameters {
+                    let wide = [".param .u64 ", ".param .b64 "]
+                        .iter()
+                        .any(|start| parameter.starts_with(start));
+                    assert!(wide, "{parameter}");
+                }
             }
+            assert_eq!(ptx.matches(".entry ").count(), Kernel::ALL.len());
         }
-        assert_eq!(ptx().matches(".entry ").count(), Kernel::ALL.len());
     }
 
     #[test]
     fn ptx_is_taken_by_every_driver_since_cuda_11() {
-        let line = |name: &str| {
-            let mut lines = ptx().lines();
-            lines.find_map(|line| line.strip_prefix(name)).unwrap()
-        };
-        let (major, minor) = line(".version ").split_once('.').unwrap();
-        let version: (u32, u32) = (major.parse().unwrap(), minor.parse().unwrap());
-        assert!(version <= (7, 8), "{version:?}");
-        assert_eq!(line(".target "), "sm_80");
-        assert_eq!(line(".address_size "), "64");
+        for (ptx, target) in PTX.into_iter().zip(["sm_90", "sm_80"]) {
+            let line = |name: &str| {
+                let mut lines = ptx.lines();
+                lines.find_map(|line| line.strip_prefix(name)).unwrap()
+            };
+            let (major, minor) = line(".version ").split_once('.').unwrap();
+            let version: (u32, u32) = (major.parse().unwrap(), minor.parse().unwrap());
+            assert!(version <= (7, 8), "{version:?}");
+            assert_eq!(line(".target "), target);
+            assert_eq!(line(".address_size "), "64");
+        }
     }
 
     #[test]
     fn floats_are_added_with_one_rounding_and_denormals_are_kept() {
-        let adds: Vec<&str> = ptx()
-            .split_whitespace()
-            .filter(|word| word.ends_with(".f32") && word.starts_with("add"))
-            .collect();
-        assert!(!adds.is_empty());
-        assert!(adds.iter().all(|add| *add == "add.rn.f32"), "{adds:?}");
-        assert!(!ptx().contains(".ftz") && !ptx().contains("fma"));
+        for ptx in PTX {
+            let adds: Vec<&str> = ptx
+                .split_whitespace()
+                .filter(|word| word.ends_with(".f32") && word.starts_with("add"))
+                .collect();
+            assert!(!adds.is_empty());
+            assert!(adds.iter().all(|add| *add == "add.rn.f32"), "{adds:?}");
+            assert!(!ptx.contains(".ftz") && !ptx.contains("fma"));
+        }
     }
 
     /// The little-endian number of `N` bytes at an offset of a file.

@@ -110,7 +110,8 @@ impl Machine {
             Self::Real(driver) => {
                 let force_bounce = bounce_is_forced().map_err(Failure::Argument)?;
                 let driver = DriverBackend::open(&driver, places, config.excluded, force_bounce)?;
-                let driver = Arc::new(driver);
+                let budgets = budgets(&driver, &config);
+                let driver = Arc::new(driver.with_pages_for(&budgets));
                 (driver.clone(), Some(driver))
             }
         };
@@ -120,6 +121,16 @@ impl Machine {
         };
         Ok(Instance::new(Allocator::new(backend, config)?, driver))
     }
+}
+
+/// What each device will be asked for at most.
+fn budgets(driver: &DriverBackend, config: &AllocatorConfig) -> Vec<u64> {
+    let configured = config.budgets.iter().map(|budget| budget.configured_bytes);
+    let configured = configured.chain(std::iter::repeat(None));
+    let devices = driver.devices().iter().zip(configured);
+    devices
+        .map(|(info, configured)| configured.unwrap_or(u64::MAX).min(info.total_bytes))
+        .collect()
 }
 
 /// A variable of the environment; an empty one is none.

@@ -67,6 +67,7 @@ pub mod hello;
 mod mirror;
 pub mod reduce;
 pub mod schedule;
+pub mod seal;
 pub mod session;
 pub mod slab;
 pub mod time;

@@ -22,6 +22,7 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use super::coding::{ArrayWriter, Reader};
+use super::seal::{KEY_BYTES, SealKeys};
 
 /// Bytes of the listener's first message.
 pub const CHALLENGE_BYTES: usize = 64;
@@ -34,6 +35,8 @@ pub const VERSION: u16 = 1;
 
 const MAGIC: [u8; 4] = *b"D4HS";
 const PROOF_BYTES: usize = 32;
+/// Where each message says whether its sender seals what follows.
+const SEAL_AT: usize = 7;
 
 /// A number that is used once; the driver takes it from the system's random source.
 pub type Nonce = [u8; 32];
@@ -120,6 +123,22 @@ impl Key {
         mac
     }
 
+    /// The keys of a connection's two directions, the dialer's first (HKDF-Expand, RFC 5869).
+    fn seals(&self, challenge: &[u8], answer: &[u8]) -> [[u8; KEY_BYTES]; 2] {
+        [
+            &b"ds4 tp 1 seal of the dialer"[..],
+            b"ds4 tp 1 seal of the listener",
+        ]
+        .map(|label| {
+            let mut mac = self.mac(label);
+            mac.update(challenge);
+            mac.update(answer);
+            mac.update(&[1]);
+            let bytes: [u8; PROOF_BYTES] = mac.finalize().into_bytes().into();
+            bytes.first_chunk().copied().unwrap_or_default()
+        })
+    }
+
     /// The key of a session's data connections.
     fn of_session(&self, session: &SessionId) -> Self {
         let mut mac = self.mac(b"ds4 tp 1 data connections of session");
@@ -184,6 +203,11 @@ pub enum Refused {
         /// Whether the own side has one.
         own_key: bool,
     },
+    /// One side encrypts, the other does not.
+    Unsealed {
+        /// Whether the own side does.
+        own_seal: bool,
+    },
     /// The proof is wrong: another key, or something recorded.
     Proof,
     /// The data connection is of another session.
@@ -208,6 +232,12 @@ impl fmt::Display for Refused {
             Self::OneSided { own_key: false } => f.write_str(
                 "the other side has a key and this one has none: give it the same --key-file",
             ),
+            Self::Unsealed { own_seal: true } => f.write_str(
+                "the other side does not encrypt: give --encrypt to all ranks or to none",
+            ),
+            Self::Unsealed { own_seal: false } => {
+                f.write_str("the other side encrypts: give --encrypt to all ranks or to none")
+            }
             Self::Proof => f.write_str("the other side does not have the same key"),
             Self::Session => f.write_str("the connection belongs to another session"),
             Self::Rank => f.write_str("no rank with this number is awaited"),
@@ -218,6 +248,9 @@ impl fmt::Display for Refused {
                 4 => "the listener does not have the same key",
                 5 => "the listener runs another session",
                 6 => "the listener does not await this rank",
+                7 => {
+                    "one side encrypts, the other does not: give --encrypt to all ranks or to none"
+                }
                 _ => "the listener refused, without a reason that this version knows",
             }),
         }
@@ -235,6 +268,7 @@ impl Refused {
             Self::Proof => 4,
             Self::Session => 5,
             Self::Rank => 6,
+            Self::Unsealed { .. } => 7,
             Self::Told(code) => code,
         }
     }
@@ -281,6 +315,7 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct Listener {
     key: Key,
+    seal: bool,
     own: u32,
     ranks: u32,
     session: SessionId,
@@ -294,6 +329,7 @@ pub struct Listener {
 #[derive(Clone, Debug)]
 pub struct Dialer {
     key: Key,
+    seal: bool,
     dial: Dial,
     nonce: Nonce,
     challenge: Inbox<CHALLENGE_BYTES>,
@@ -339,6 +375,7 @@ impl Listener {
         Self {
             challenge: challenge.finish(),
             key,
+            seal: false,
             own,
             ranks,
             session,
@@ -346,6 +383,24 @@ impl Listener {
             verdict: None,
             written: 0,
         }
+    }
+
+    /// Demands that what follows the handshake is sealed, or that it is not.
+    #[must_use]
+    pub fn sealing(mut self, seal: bool) -> Self {
+        self.seal = seal;
+        if let Some(flag) = self.challenge.get_mut(SEAL_AT) {
+            *flag = u8::from(seal);
+        }
+        self
+    }
+
+    /// The keys of what follows, if it is sealed; of an accepted connection.
+    #[must_use]
+    pub fn seal_keys(&self, channel: Channel) -> Option<SealKeys> {
+        let key = self.key_of(channel);
+        let [receive, send] = key.seals(&self.challenge, &self.answer.bytes);
+        self.seal.then_some(SealKeys { send, receive })
     }
 
     /// What to write now.
@@ -396,12 +451,7 @@ impl Listener {
     ) -> Result<Proven, Refused> {
         let (said, proof) = answer.split_at(ANSWER_BYTES - PROOF_BYTES);
         let mut reader = Reader::new(said);
-        let keyed = opening(&mut reader)?;
-        if keyed == self.key.is_public() {
-            return Err(Refused::OneSided {
-                own_key: !self.key.is_public(),
-            });
-        }
+        agree(opening(&mut reader)?, &self.key, self.seal)?;
         let fields = (
             reader.u32(),
             reader.u32(),
@@ -447,7 +497,7 @@ impl Listener {
         verdict
             .put(MAGIC)
             .put(VERSION.to_le_bytes())
-            .put([u8::from(!self.key.is_public()), 0])
+            .put([u8::from(!self.key.is_public()), u8::from(self.seal)])
             .put([0; 8])
             .put(self.session);
         let mut mac = self.key_of(channel).mac(b"ds4 tp 1 listener");
@@ -466,6 +516,7 @@ impl Dialer {
     pub fn new(key: Key, dial: Dial, nonce: Nonce) -> Self {
         Self {
             key,
+            seal: false,
             dial,
             nonce,
             challenge: Inbox::new(),
@@ -473,6 +524,21 @@ impl Dialer {
             verdict: Inbox::new(),
             written: 0,
         }
+    }
+
+    /// Demands that what follows the handshake is sealed, or that it is not.
+    #[must_use]
+    pub const fn sealing(mut self, seal: bool) -> Self {
+        self.seal = seal;
+        self
+    }
+
+    /// The keys of what follows, if it is sealed; of an accepted connection.
+    #[must_use]
+    pub fn seal_keys(&self) -> Option<SealKeys> {
+        let answer = self.answer.as_ref()?;
+        let [send, receive] = self.key().seals(&self.challenge.bytes, answer);
+        self.seal.then_some(SealKeys { send, receive })
     }
 
     /// What to write now.
@@ -515,17 +581,12 @@ impl Dialer {
             return Ok(Step::More);
         };
         let mut reader = Reader::new(&challenge);
-        let keyed = opening(&mut reader)?;
-        if keyed == self.key.is_public() {
-            return Err(Refused::OneSided {
-                own_key: !self.key.is_public(),
-            });
-        }
+        let keyed = agree(opening(&mut reader)?, &self.key, self.seal)?;
         let mut answer = ArrayWriter::<ANSWER_BYTES>::new();
         answer
             .put(MAGIC)
             .put(VERSION.to_le_bytes())
-            .put([u8::from(keyed), 0])
+            .put([u8::from(keyed), u8::from(self.seal)])
             .put(u32::from(self.dial.channel.code()).to_le_bytes())
             .put(self.dial.own.to_le_bytes())
             .put(self.dial.peer.to_le_bytes())
@@ -579,10 +640,22 @@ impl Dialer {
     }
 }
 
-/// Magic and version; whether the sender has a key.
-fn opening(reader: &mut Reader<'_>) -> Result<bool, Refused> {
+/// Whether both sides have a key and whether both seal: whether they have a key.
+fn agree((keyed, sealed): (bool, bool), key: &Key, seal: bool) -> Result<bool, Refused> {
+    let own_key = !key.is_public();
+    if keyed != own_key {
+        return Err(Refused::OneSided { own_key });
+    }
+    if sealed != seal {
+        return Err(Refused::Unsealed { own_seal: seal });
+    }
+    Ok(keyed)
+}
+
+/// Magic and version; whether the sender has a key, and whether it seals what follows.
+fn opening(reader: &mut Reader<'_>) -> Result<(bool, bool), Refused> {
     let fields = (reader.array::<4>(), reader.u16(), reader.array::<2>());
-    let (Ok(magic), Ok(version), Ok([keyed, _])) = fields else {
+    let (Ok(magic), Ok(version), Ok([keyed, sealed])) = fields else {
         return Err(Refused::NotOurs);
     };
     if magic != MAGIC {
@@ -591,7 +664,7 @@ fn opening(reader: &mut Reader<'_>) -> Result<bool, Refused> {
     if version != VERSION {
         return Err(Refused::Version(version));
     }
-    Ok(keyed == 1)
+    Ok((keyed == 1, sealed == 1))
 }
 
 fn refuse(refused: Refused) -> [u8; VERDICT_BYTES] {

@@ -12,13 +12,13 @@ use super::dialling::Dialling;
 use super::incoming::{Incoming, Judged};
 use super::path::Path;
 use super::probe::{self, Probe};
-use super::rank::{LinkError, Rank, Said};
+use super::rank::{LinkError, Rank, Said, Sleepers};
 use super::shm::ShmPath;
 use super::sockets::same_host;
 use super::verbs::Side;
 use super::wait::timespec;
 use super::{Remote, Setup, unix};
-use crate::tp::session::Phase;
+use crate::tp::session::{Dialect, Phase};
 use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
 use crate::tp::trust::{Channel, Dial, Dialer, Key, Listener, SessionId};
@@ -42,7 +42,10 @@ impl Rank {
     /// # Errors
     /// [`LinkError`]: a peer refuses or did not come in time, the ranks do not fit together, or no
     /// transport works.
-    pub fn open(setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
+    pub fn open(mut setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
+        if setup.encrypt {
+            demand_secrecy(&mut setup)?;
+        }
         let mut rank = Self::new(&setup);
         let meeting = Meeting::new(setup, &rank)?;
         let connected = meeting.run(&mut rank, notice);
@@ -211,10 +214,11 @@ impl Meeting {
         };
         let config = &self.setup.config;
         let (own, ranks) = (config.rank, config.identity.layout.geometry().ranks);
-        let key = &self.setup.key;
+        let (key, seal) = (&self.setup.key, self.setup.encrypt);
         let trust = || {
             let nonce = random().ok()?;
-            Some(Listener::new(key.clone(), own, ranks, session, nonce))
+            let listener = Listener::new(key.clone(), own, ranks, session, nonce);
+            Some(listener.sealing(seal))
         };
         if let Some(listening) = &self.setup.listening {
             self.incoming
@@ -226,8 +230,8 @@ impl Meeting {
         });
         for judged in judged {
             match judged {
-                Judged::Proven(proven, stream) => {
-                    if rank.attach(now, proven.peer, proven.channel, stream) {
+                Judged::Proven(proven, wire) => {
+                    if rank.attach(now, proven.peer, proven.channel, wire) {
                         let (peer, channel) = (proven.peer, proven.channel);
                         notice(&format!("rank {peer}: {channel} connection is there"));
                     }
@@ -244,8 +248,9 @@ impl Meeting {
         notice: &mut dyn FnMut(&str),
     ) -> Result<(), LinkError> {
         let session = self.session.unwrap_or_default();
-        let (key, config) = (self.setup.key.clone(), self.setup.config);
-        let trust = |remote: &Remote, channel| dialer(&key, &config, remote.rank, channel, session);
+        let config = self.setup.config;
+        let setup = &self.setup;
+        let trust = |remote: &Remote, channel| dialer(setup, remote.rank, channel, session);
         let mut proven = Vec::new();
         for dialling in &mut self.dials {
             if let Some(made) = dialling.step(now, &trust).map_err(LinkError::Setup)? {
@@ -259,8 +264,8 @@ impl Meeting {
                 ));
             }
         }
-        for (made, stream) in proven {
-            rank.attach(now, made.peer, made.channel, stream);
+        for (made, wire) in proven {
+            rank.attach(now, made.peer, made.channel, wire);
             if made.channel == Channel::Control {
                 self.know_session(made.session);
                 for lower in 0..config.rank {
@@ -272,7 +277,7 @@ impl Meeting {
     }
 
     fn sleep(&self, rank: &Rank) {
-        let mut fds = Vec::new();
+        let mut fds = Sleepers::new();
         let events = |writes: bool| {
             if writes {
                 PollFlags::OUT
@@ -289,7 +294,7 @@ impl Meeting {
             fds.push(PollFd::from_borrowed_fd(stream.as_fd(), events(writes)));
         }
         rank.push_control(&mut fds);
-        let limit = timespec(rank.clock.until(rank.session.next_deadline(), LOOK));
+        let limit = timespec(rank.nap(Time::NEVER, LOOK));
         // An interrupted wait is a short one.
         let _ = poll(&mut fds, Some(&limit));
     }
@@ -376,14 +381,14 @@ impl Meeting {
         let side = Side::new(own, &self.setup.rdma, &talks_by, refusal);
         let (clock, session) = (rank.clock, self.session.unwrap_or_default());
         let mut pairings = Vec::new();
-        for (peer, stream) in rank.data_streams_mut() {
-            pairings.push(side.offer(clock, due, peer, stream)?);
+        for (peer, wire) in rank.data_wires_mut() {
+            pairings.push(side.offer(clock, due, peer, wire)?);
         }
-        for (pairing, (_, stream)) in pairings.iter_mut().zip(rank.data_streams_mut()) {
-            side.hear_offer(pairing, stream)?;
+        for (pairing, (_, wire)) in pairings.iter_mut().zip(rank.data_wires_mut()) {
+            side.hear_offer(pairing, wire)?;
         }
         let mut outcome = Ok(());
-        for (pairing, (peer, stream)) in pairings.iter_mut().zip(rank.data_streams_mut()) {
+        for (pairing, (peer, wire)) in pairings.iter_mut().zip(rank.data_wires_mut()) {
             let mut psns = || random().map_or(0, u32::from_le_bytes);
             let mut probe = |path: &mut Path| {
                 // Half of what is left: so the next attempt has time too, and the verdict after it.
@@ -395,7 +400,7 @@ impl Meeting {
                     &mut [(Probe::new(&session, own, peer), path)],
                 )
             };
-            match side.meet(pairing, stream, &mut psns, &mut probe) {
+            match side.meet(pairing, wire, &mut psns, &mut probe) {
                 Ok((path, way)) => {
                     self.pairs.push((peer, path));
                     self.ways.push(way);
@@ -421,19 +426,22 @@ impl Meeting {
         let session = self.session.unwrap_or_default();
         let clock = rank.clock;
         let due = clock.now().after(MEMORY_NS);
-        let (key, config) = (self.setup.key.clone(), self.setup.config);
+        let (setup, config) = (&self.setup, self.setup.config);
         let (own, ranks) = (config.rank, config.identity.layout.geometry().ranks);
         let words = |error: io::Error| error.to_string();
         let mut memories = Vec::new();
         for peer in 0..own {
-            let dialer = dialer(&key, &config, peer, Channel::Data, session).map_err(words)?;
+            let dialer = dialer(setup, peer, Channel::Data, session).map_err(words)?;
             let bell = unix::connect(&session, peer, dialer).map_err(words)?;
             let path = ShmPath::receive(bell).map_err(words)?;
             memories.push((peer, Path::Shm(Box::new(path))));
         }
         while memories.len() < streams.len() {
             let listener = self.unix.as_ref().ok_or("no socket to hand it over")?;
-            let trust = || Ok(Listener::new(key.clone(), own, ranks, session, random()?));
+            let trust = || {
+                let listener = Listener::new(setup.key.clone(), own, ranks, session, random()?);
+                Ok(listener.sealing(setup.encrypt))
+            };
             let (peer, bell) = unix::accept(&clock, due, listener, &trust, &|peer| {
                 peer > own && memories.iter().all(|(there, _)| *there != peer)
             })
@@ -452,23 +460,38 @@ impl Meeting {
     }
 }
 
-fn dialer(
-    key: &Key,
-    config: &crate::tp::session::Config,
-    peer: u32,
-    channel: Channel,
-    session: SessionId,
-) -> io::Result<Dialer> {
+/// Leaves the transports that are encrypted or do not leave the host.
+fn demand_secrecy(setup: &mut Setup) -> Result<(), LinkError> {
+    if setup.config.dialect != Dialect::Native {
+        let why = "the protocol ds4-v7 does not encrypt";
+        return Err(LinkError::Setup(why.to_owned()));
+    }
+    let secret = TransportSet::of(&[Transport::Nvlink, Transport::Shm, Transport::Tcp]);
+    let asked_for = setup.config.transports;
+    setup.config.transports = asked_for.and(secret);
+    if setup.config.transports.best().is_none() {
+        return Err(LinkError::Setup(format!(
+            "gates by {asked_for} cannot be encrypted; use tcp"
+        )));
+    }
+    if setup.key == Key::public() {
+        let why = "encryption needs a key: without one, everybody has it";
+        return Err(LinkError::Setup(why.to_owned()));
+    }
+    Ok(())
+}
+
+fn dialer(setup: &Setup, peer: u32, channel: Channel, session: SessionId) -> io::Result<Dialer> {
     let session = match channel {
         Channel::Control => SessionId::default(),
         Channel::Data => session,
     };
     let dial = Dial {
         channel,
-        own: config.rank,
+        own: setup.config.rank,
         peer,
-        ranks: config.identity.layout.geometry().ranks,
+        ranks: setup.config.identity.layout.geometry().ranks,
         session,
     };
-    Ok(Dialer::new(key.clone(), dial, random()?))
+    Ok(Dialer::new(setup.key.clone(), dial, random()?).sealing(setup.encrypt))
 }

@@ -8,6 +8,7 @@ use super::Remote;
 use super::incoming::PROOF_NS;
 use super::path::is_later;
 use super::sockets::{dial, dialled, resolve, tune};
+use super::wire::Wire;
 use crate::tp::time::Time;
 use crate::tp::trust::{Channel, Dialer, Proven, Step};
 
@@ -56,7 +57,7 @@ impl Dialling {
         &mut self,
         now: Time,
         trust: &dyn Fn(&Remote, Channel) -> io::Result<Dialer>,
-    ) -> Result<Option<(Proven, TcpStream)>, String> {
+    ) -> Result<Option<(Proven, Wire)>, String> {
         loop {
             match std::mem::replace(&mut self.state, State::Over) {
                 State::Over => return Ok(None),
@@ -97,7 +98,10 @@ impl Dialling {
                 }
                 State::Proving(mut stream, mut dialer, until) => {
                     match prove(&mut stream, &mut dialer) {
-                        Ok(Step::Done(proven)) => return Ok(Some((proven, stream))),
+                        Ok(Step::Done(proven)) => {
+                            let keys = dialer.seal_keys();
+                            return Ok(Some((proven, Wire::new(stream, keys))));
+                        }
                         Ok(Step::Refused(refused)) => {
                             let Remote { host, port, .. } = &self.remote;
                             return Err(format!("{host} port {port}: {refused}"));

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use super::path::is_later;
 use super::sockets::{Listening, source, tune};
+use super::wire::Wire;
 use crate::tp::admission::Admission;
 use crate::tp::time::Time;
 use crate::tp::trust::{Channel, Listener, Proven, Step};
@@ -17,7 +18,7 @@ const AT_ONCE: usize = 64;
 /// What has become of a connection.
 pub(super) enum Judged {
     /// It belongs to the session.
-    Proven(Proven, TcpStream),
+    Proven(Proven, Wire),
     /// It was closed; in words.
     Refused(String),
 }
@@ -86,7 +87,8 @@ impl Incoming {
                 Ok(true) => match guest.proven {
                     Some(proven) => {
                         self.admission.succeeded(source(guest.from));
-                        judged.push(Judged::Proven(proven, guest.stream));
+                        let keys = guest.trust.seal_keys(proven.channel);
+                        judged.push(Judged::Proven(proven, Wire::new(guest.stream, keys)));
                     }
                     None => {
                         self.admission.failed(now, source(guest.from));

@@ -22,6 +22,8 @@ mod path;
 mod probe;
 mod rank;
 mod raw;
+#[cfg(test)]
+mod sealed_tests;
 mod shm;
 mod sockets;
 #[cfg(test)]
@@ -29,6 +31,7 @@ mod tests;
 mod unix;
 pub mod verbs;
 mod wait;
+mod wire;
 
 pub use clock::Clock;
 pub use probe::PROBE_BYTES;
@@ -62,6 +65,8 @@ pub struct Setup {
     pub config: Config,
     /// The group's key.
     pub key: Key,
+    /// Whether TCP connections are encrypted: as for all other ranks.
+    pub encrypt: bool,
     /// Where it waits for higher ranks; the highest does not.
     pub listening: Option<Listening>,
     /// Where all lower ranks are.

@@ -1,15 +1,13 @@
 //! The way that gates take to one peer.
 
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _};
-use std::net::TcpStream;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::PollFlags;
-use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::shm::ShmPath;
 use super::verbs::VerbsPath;
+use super::wire::Wire;
 use crate::tp::time::Time;
 
 /// A way, in order and without loss, that never blocks.
@@ -18,7 +16,7 @@ use crate::tp::time::Time;
 #[derive(Debug)]
 pub(super) enum Path {
     /// The data connection.
-    Tcp(TcpStream),
+    Tcp(Wire),
     /// Shared memory; the data connection stays open beside it.
     Shm(Box<ShmPath>),
     /// Queue pairs; the data connection stays open beside them.
@@ -32,19 +30,7 @@ impl Path {
     /// [`ErrorKind::WouldBlock`] when there is no room; anything else ends the path.
     pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => {
-                let parts = [IoSlice::new(head), IoSlice::new(body)];
-                let parts = if head.is_empty() {
-                    &parts[1..]
-                } else {
-                    &parts[..]
-                };
-                let mut nothing = SendAncillaryBuffer::default();
-                match sendmsg(&*stream, parts, &mut nothing, SendFlags::NOSIGNAL) {
-                    Err(Errno::INTR) => Err(ErrorKind::WouldBlock.into()),
-                    sent => Ok(sent?),
-                }
-            }
+            Self::Tcp(wire) => wire.write(head, body),
             Self::Shm(shm) => shm.write(head, body),
             Self::Verbs(verbs) => verbs.write(head, body),
         }
@@ -56,20 +42,7 @@ impl Path {
     /// As for [`Path::write`]; the peer's orderly end is [`ErrorKind::UnexpectedEof`].
     pub(super) fn read(&mut self, head: &mut [u8], body: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => {
-                let read = if head.is_empty() {
-                    stream.read(body)
-                } else {
-                    stream.read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
-                };
-                match read {
-                    Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
-                    Err(error) if error.kind() == ErrorKind::Interrupted => {
-                        Err(ErrorKind::WouldBlock.into())
-                    }
-                    other => other,
-                }
-            }
+            Self::Tcp(wire) => wire.read(head, body),
             Self::Shm(shm) => shm.read(head, body),
             Self::Verbs(verbs) => verbs.read(head, body),
         }
@@ -78,7 +51,7 @@ impl Path {
     /// Prepares to sleep; false when there is something to do already.
     pub(super) fn doze(&mut self, writes: bool) -> io::Result<bool> {
         match self {
-            Self::Tcp(_) => Ok(true),
+            Self::Tcp(wire) => Ok(!wire.holds()),
             Self::Shm(shm) => shm.doze(writes),
             Self::Verbs(verbs) => verbs.doze(writes),
         }
@@ -91,11 +64,11 @@ impl Path {
         writes: bool,
     ) -> Option<(BorrowedFd<'_>, PollFlags)> {
         Some(match self {
-            Self::Tcp(stream) => {
+            Self::Tcp(wire) => {
                 let mut events = PollFlags::empty();
                 events.set(PollFlags::IN, reads);
                 events.set(PollFlags::OUT, writes);
-                (stream.as_fd(), events)
+                (wire.stream().as_fd(), events)
             }
             Self::Shm(shm) => (shm.bell().as_fd(), PollFlags::IN),
             Self::Verbs(verbs) => (verbs.bell()?, PollFlags::IN),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{Read as _, Write as _};
+use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use smallvec::SmallVec;
 
 use super::Setup;
 use super::clock::Clock;
 use super::path::{Path, is_later};
 use super::wait::{Wait, timespec};
+use super::wire::Wire;
 use crate::tp::command::{Message, Reserved};
 use crate::tp::error::TpError;
 use crate::tp::frame::Kind;
@@ -28,6 +30,11 @@ use crate::tp::trust::Channel;
 const LOOK: Duration = Duration::from_millis(100);
 /// Messages that may wait for [`Rank::hear`]; then the peer waits.
 const MAIL_MAX: usize = 1024;
+
+/// One for each of the connections of the largest group, so that waiting takes no memory.
+type PerLink<T> = SmallVec<[T; 64]>;
+/// What is waited for.
+pub(super) type Sleepers<'a> = PerLink<PollFd<'a>>;
 
 /// Why a rank did not come up, or ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,14 +113,14 @@ struct Link {
     peer: u32,
     path: Path,
     /// The data connection, where gates take another way.
-    beside: Option<TcpStream>,
+    beside: Option<Wire>,
     open: bool,
 }
 
 #[derive(Debug)]
 struct Control {
     peer: u32,
-    stream: TcpStream,
+    wire: Wire,
     open: bool,
 }
 
@@ -237,10 +244,10 @@ impl Rank {
             }
             let since = *idle_since.get_or_insert(now);
             if now.since(since) >= self.wait.spin_ns {
-                let mut fds = Vec::new();
+                let mut fds = Sleepers::new();
                 self.push_control(&mut fds);
-                let due = self.push_tended(&mut fds).min(self.session.next_deadline());
-                let limit = timespec(self.clock.until(due, LOOK));
+                let due = self.push_tended(&mut fds);
+                let limit = timespec(self.nap(due, LOOK));
                 // An interrupted wait is a short one.
                 let _ = poll(&mut fds, Some(&limit));
             }
@@ -327,34 +334,28 @@ impl Rank {
             if over || !ended {
                 return;
             }
-            let mut fds = Vec::new();
+            let mut fds = Sleepers::new();
             self.push_control(&mut fds);
             // An interrupted wait is a short one.
             let _ = poll(&mut fds, Some(&timespec(Duration::from_millis(20))));
         }
     }
 
-    pub(super) fn attach(
-        &mut self,
-        now: Time,
-        peer: u32,
-        channel: Channel,
-        stream: TcpStream,
-    ) -> bool {
+    pub(super) fn attach(&mut self, now: Time, peer: u32, channel: Channel, wire: Wire) -> bool {
         if !self.session.attach(now, peer, channel) {
             return false;
         }
         match channel {
             Channel::Control => self.control.push(Control {
                 peer,
-                stream,
+                wire,
                 open: true,
             }),
             Channel::Data => {
                 let at = self.links.partition_point(|link| link.peer < peer);
                 let link = Link {
                     peer,
-                    path: Path::Tcp(stream),
+                    path: Path::Tcp(wire),
                     beside: None,
                     open: true,
                 };
@@ -367,9 +368,9 @@ impl Rank {
     pub(super) fn replace_path(&mut self, peer: u32, path: Path) {
         let link = self.links.iter_mut().find(|link| link.peer == peer);
         if let Some(link) = link
-            && let Path::Tcp(stream) = std::mem::replace(&mut link.path, path)
+            && let Path::Tcp(wire) = std::mem::replace(&mut link.path, path)
         {
-            link.beside = Some(stream);
+            link.beside = Some(wire);
         }
     }
 
@@ -381,29 +382,40 @@ impl Rank {
 
     pub(super) fn data_streams(&self) -> impl Iterator<Item = (u32, &TcpStream)> {
         self.links.iter().filter_map(|link| match &link.path {
-            Path::Tcp(stream) => Some((link.peer, stream)),
+            Path::Tcp(wire) => Some((link.peer, wire.stream())),
             Path::Shm(_) | Path::Verbs(_) => None,
         })
     }
 
-    pub(super) fn data_streams_mut(&mut self) -> impl Iterator<Item = (u32, &mut TcpStream)> {
+    pub(super) fn data_wires_mut(&mut self) -> impl Iterator<Item = (u32, &mut Wire)> {
         self.links
             .iter_mut()
             .filter_map(|link| match &mut link.path {
-                Path::Tcp(stream) => Some((link.peer, stream)),
+                Path::Tcp(wire) => Some((link.peer, wire)),
                 Path::Shm(_) | Path::Verbs(_) => None,
             })
     }
 
+    /// How long to wait for the control connections, and no longer than to a time: not at all, if
+    /// one holds bytes of which its socket knows nothing.
+    pub(super) fn nap(&self, due: Time, most: Duration) -> Duration {
+        let mut open = self.control.iter().filter(|link| link.open);
+        if open.any(|link| link.wire.holds()) {
+            return Duration::ZERO;
+        }
+        let due = due.min(self.session.next_deadline());
+        self.clock.until(due, most)
+    }
+
     /// Adds the control connections to what is waited for.
-    pub(super) fn push_control<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+    pub(super) fn push_control<'a>(&'a self, fds: &mut Sleepers<'a>) {
         for link in self.control.iter().filter(|link| link.open) {
             let mut events = PollFlags::IN;
             events.set(
                 PollFlags::OUT,
                 !self.session.control_to_write(link.peer).is_empty(),
             );
-            fds.push(PollFd::from_borrowed_fd(link.stream.as_fd(), events));
+            fds.push(PollFd::from_borrowed_fd(link.wire.stream().as_fd(), events));
         }
     }
 
@@ -428,7 +440,7 @@ impl Rank {
                 continue;
             }
             let tended = link.path.listen(now);
-            let gone = link.beside.as_ref().is_some_and(is_gone);
+            let gone = link.beside.as_ref().is_some_and(|it| is_gone(it.stream()));
             match tended {
                 Err(error) if self.session.in_gate() => {
                     let peer = link.peer;
@@ -444,7 +456,7 @@ impl Rank {
     }
 
     /// A path ended and says why. What the peer has said itself comes first.
-    fn path_failed(&mut self, now: Time, peer: u32, why: &std::io::Error) {
+    fn path_failed(&mut self, now: Time, peer: u32, why: &io::Error) {
         if let Some(link) = self.links.iter_mut().find(|link| link.peer == peer) {
             link.open = false;
         }
@@ -454,7 +466,7 @@ impl Rank {
     }
 
     /// Adds the bells of paths that must be looked after, and until when at the latest.
-    fn push_tended<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Time {
+    fn push_tended<'a>(&'a self, fds: &mut Sleepers<'a>) -> Time {
         let mut due = Time::NEVER;
         for link in self.links.iter().filter(|link| link.open) {
             due = due.min(link.path.due());
@@ -474,18 +486,12 @@ impl Rank {
                 if room.is_empty() {
                     break;
                 }
-                match link.stream.read(room) {
-                    Ok(0) => {
-                        link.open = false;
-                        session.closed(now, link.peer, Channel::Control);
-                        break;
-                    }
+                match link.wire.read(&mut [], room) {
                     Ok(count) => session.control_read(now, link.peer, count),
                     Err(error) if is_later(&error) => break,
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(_) => {
+                    Err(error) => {
                         link.open = false;
-                        session.closed(now, link.peer, Channel::Control);
+                        lost(session, now, link.peer, Channel::Control, &error);
                         break;
                     }
                 }
@@ -501,9 +507,8 @@ impl Rank {
                 if words.is_empty() {
                     break;
                 }
-                match link.stream.write(words) {
+                match link.wire.write(&[], words) {
                     Ok(count) => session.control_wrote(link.peer, count),
-                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                     // What was still to be read says more than a broken connection.
                     Err(_) => break,
                 }
@@ -598,9 +603,9 @@ impl Rank {
                 }
                 Err(error) if is_later(&error) => {}
                 Err(error) if link.path.explains() => ended = Some((link.peer, error)),
-                Err(_) => {
+                Err(error) => {
                     link.open = false;
-                    session.closed(now, link.peer, Channel::Data);
+                    lost(session, now, link.peer, Channel::Data, &error);
                 }
             }
         }
@@ -643,25 +648,26 @@ impl Rank {
                 }
             }
         }
-        let mut reads = Vec::with_capacity(self.links.len());
+        let mut reads = PerLink::<bool>::new();
         for link in &self.links {
             let (head, body) = self.session.gate_to_read(link.peer);
             reads.push(!head.is_empty() || !body.is_empty());
         }
-        let mut fds = Vec::with_capacity(2 * self.links.len() + self.control.len());
-        let mut due = self.session.next_deadline();
+        let mut fds = Sleepers::new();
+        let mut due = Time::NEVER;
         for (link, reads) in self.links.iter().zip(reads).filter(|it| it.0.open) {
             let (head, body) = self.session.gate_to_write(link.peer);
             let writes = !head.is_empty() || !body.is_empty();
             let sleeps = link.path.sleeps_on(reads, writes);
             fds.extend(sleeps.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
             if let Some(beside) = link.beside.as_ref().filter(|_| link.path.explains()) {
-                fds.push(PollFd::from_borrowed_fd(beside.as_fd(), PollFlags::IN));
+                let beside = beside.stream().as_fd();
+                fds.push(PollFd::from_borrowed_fd(beside, PollFlags::IN));
             }
             due = due.min(link.path.due());
         }
         self.push_control(&mut fds);
-        let limit = timespec(self.clock.until(due, LOOK));
+        let limit = timespec(self.nap(due, LOOK));
         // An interrupted wait is a short one.
         let _ = poll(&mut fds, Some(&limit));
     }
@@ -672,6 +678,17 @@ fn is_gone(stream: &TcpStream) -> bool {
     let mut byte = [0];
     match stream.peek(&mut byte) {
         Ok(count) => count == 0,
-        Err(error) => !is_later(&error) && error.kind() != std::io::ErrorKind::Interrupted,
+        Err(error) => !is_later(&error) && error.kind() != ErrorKind::Interrupted,
     }
+}
+
+/// A connection is gone: it ended, or what came by it cannot be what the peer sent.
+fn lost(session: &mut Session, now: Time, peer: u32, channel: Channel, error: &io::Error) {
+    if error.kind() == ErrorKind::InvalidData {
+        session.abort(
+            now,
+            &format!("{channel} connection of rank {peer}: {error}"),
+        );
+    }
+    session.closed(now, peer, channel);
 }

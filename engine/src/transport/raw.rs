@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use super::path::{Path, is_later};
 use super::shm::ShmPath;
 use super::sockets::tune;
+use super::wire::Wire;
 
 /// One end of a path.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ impl RawPath {
     /// The system's.
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         tune(&stream, None)?;
-        Ok(Self(Path::Tcp(stream)))
+        Ok(Self(Path::Tcp(Wire::Plain(stream))))
     }
 
     /// New shared memory, handed over by a socket.

@@ -43,7 +43,7 @@ fn config(rank: u32, ranks: u32, transports: &[Transport]) -> Config {
     }
 }
 
-fn setup(
+pub(super) fn setup(
     rank: u32,
     ports: &[u16],
     listening: Option<Listening>,
@@ -58,6 +58,7 @@ fn setup(
     Setup {
         config: config(rank, ranks, transports),
         key: Key::new([9; 32]),
+        encrypt: false,
         listening,
         remotes: remotes.collect(),
         wait: Wait { spin_ns: 20_000 },
@@ -92,7 +93,7 @@ fn group(ranks: usize, transports: &'static [Transport], work: fn(&mut Rank)) {
     }
 }
 
-fn pass(rank: &mut Rank, gate: Gate, bytes: usize) {
+pub(super) fn pass(rank: &mut Rank, gate: Gate, bytes: usize) {
     let (own, ranks) = (rank.session().rank(), rank.session().ranks());
     let fill = |rank: u32| -> Vec<u8> {
         (0..bytes)
@@ -111,7 +112,7 @@ fn pass(rank: &mut Rank, gate: Gate, bytes: usize) {
     }
 }
 
-fn all_sizes(rank: &mut Rank) {
+pub(super) fn all_sizes(rank: &mut Rank) {
     let schedule = Schedule::every_gate(2).unwrap();
     for seq in 1..=40 {
         pass(rank, schedule.row_gate(seq), 64);

@@ -19,11 +19,12 @@ use ds4_engine::tp::session::{Config, Dialect};
 use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
 use ds4_engine::tp::time::Deadlines;
 use ds4_engine::tp::transport::{Transport, TransportSet};
-use ds4_engine::tp::trust::Key;
+use ds4_engine::tp::trust::{ANSWER_BYTES, CHALLENGE_BYTES, Key, VERDICT_BYTES};
 use ds4_engine::transport::mapping::Mapping;
 use ds4_engine::transport::{Listening, Rank, RawPath, Rdma, Remote, Setup, Wait};
 use serde::Serialize;
 
+use super::handshake::key_exchanges;
 use super::{Options, Row, quantile};
 use crate::stopwatch::Stopwatch;
 
@@ -48,6 +49,8 @@ pub struct LinkRow {
     pub bytes: u64,
     /// Bytes a second, each way, at the median.
     pub bytes_per_second: f64,
+    /// Bytes that were compared with what was sent.
+    pub verified_bytes: u64,
 }
 
 impl fmt::Display for LinkRow {
@@ -77,18 +80,40 @@ const HEAD_BYTES: usize = 32;
 /// The largest message of the bare copy through shared memory.
 const SLOT_BYTES: usize = 256 << 10;
 const FIRST_SLOT: usize = 4096;
+/// So many bytes at each end of every message are checked.
+const END_BYTES: usize = 8;
+const KEY_EXCHANGE: &str = "key exchange";
 
 /// Something that exchanges bytes.
-trait End: Send {
+pub trait End: Send {
+    /// Sends `out` and fills `incoming`, both at once; one of them may be empty.
+    ///
+    /// # Errors
+    /// A sentence: it broke.
     fn exchange(&mut self, out: &[u8], incoming: &mut [u8]) -> Result<(), String>;
 }
 
-struct Contender {
-    name: &'static str,
+/// A connection, by both its ends.
+pub struct Contender {
+    /// What it is.
+    pub name: &'static str,
     /// Beside which other one, by its place.
     peer: Option<usize>,
-    most_bytes: usize,
-    ends: [Box<dyn End>; 2],
+    /// The longest message that it takes.
+    pub most_bytes: usize,
+    /// The ends; each runs in a thread of its own.
+    pub ends: [Box<dyn End>; 2],
+}
+
+/// New connections, ours and those beside which ours are measured.
+///
+/// # Errors
+/// A sentence: one could not be made.
+pub fn contenders(what: Subject) -> Result<Vec<Contender>, String> {
+    match what {
+        Subject::Paths => paths(),
+        Subject::Gates => gates(),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -108,10 +133,7 @@ pub fn measure(
     stop: &AtomicBool,
     each: &mut dyn FnMut(&LinkRow),
 ) -> Result<(Vec<LinkRow>, bool), String> {
-    let contenders = match what {
-        Subject::Paths => paths(),
-        Subject::Gates => gates(),
-    }?;
+    let contenders = contenders(what)?;
     let names: Vec<_> = contenders
         .iter()
         .map(|it| (it.name, it.peer, it.most_bytes))
@@ -127,6 +149,11 @@ pub fn measure(
         Subject::Gates => &[Way::Both],
     };
     let mut rows = Vec::new();
+    if what == Subject::Gates && wanted(options, KEY_EXCHANGE) {
+        let row = key_exchange(if options.quick { 100 } else { 1000 })?;
+        each(&row);
+        rows.push(row);
+    }
     for way in ways {
         for bytes in SIZES {
             let verb = match (what, way) {
@@ -135,8 +162,7 @@ pub fn measure(
                 (Subject::Paths, Way::Both) => "exchange",
             };
             let bench = format!("{verb} {}", format_bytes(bytes as u64).replace(' ', ""));
-            let wanted = options.filter.as_ref();
-            if wanted.is_some_and(|part| !bench.contains(part)) {
+            if !wanted(options, &bench) {
                 continue;
             }
             if stop.load(Ordering::Relaxed) {
@@ -167,6 +193,40 @@ pub fn measure(
         }
     }
     Ok((rows, false))
+}
+
+fn wanted(options: &Options, bench: &str) -> bool {
+    let part = options.filter.as_ref();
+    part.is_none_or(|part| bench.contains(part))
+}
+
+/// Connections made and proved, one after the other.
+fn key_exchange(count: usize) -> Result<LinkRow, String> {
+    // The first ones warm up.
+    let times = key_exchanges(count + count / 10)?;
+    let mut times = times.get(count / 10..).unwrap_or_default().to_vec();
+    times.sort_by(f64::total_cmp);
+    let bytes = CHALLENGE_BYTES + ANSWER_BYTES + VERDICT_BYTES;
+    let p50 = quantile(&times, 500);
+    Ok(LinkRow {
+        row: Row {
+            bench: KEY_EXCHANGE.to_owned(),
+            subject: "connect and prove".to_owned(),
+            peer: None,
+            unit: "ns",
+            p50,
+            p99: quantile(&times, 990),
+            min: quantile(&times, 0),
+            n: times.len() as u64,
+            ratio_to_peer: None,
+            ratio_range: None,
+        },
+        p999: quantile(&times, 999),
+        bytes: bytes as u64,
+        bytes_per_second: bytes as f64 * 1e9 / p50,
+        // Both proofs cover all that was said.
+        verified_bytes: (bytes * times.len()) as u64,
+    })
 }
 
 type Name = (&'static str, Option<usize>, usize);
@@ -210,7 +270,16 @@ fn row(
         p999: quantile(&all, 999),
         bytes: bytes as u64,
         bytes_per_second: bytes as f64 * 1e9 / p50,
+        verified_bytes: times[index]
+            .iter()
+            .map(|round| verified_bytes(bytes, round.len()))
+            .sum(),
     }
+}
+
+/// The ends of every message of a round, and all of its last one.
+fn verified_bytes(bytes: usize, messages: usize) -> u64 {
+    (messages.saturating_sub(1) * bytes.min(2 * END_BYTES) + bytes) as u64
 }
 
 /// What both ends run.
@@ -259,7 +328,7 @@ impl Rounds {
                     let ns = watch.elapsed_ns() as f64;
                     taken.push(if self.way == Way::One { ns / 2.0 } else { ns });
                     let whole = number + 1 == count;
-                    let ends = self.bytes.min(8);
+                    let ends = self.bytes.min(END_BYTES);
                     let equal = if whole {
                         incoming == want
                     } else {
@@ -294,7 +363,7 @@ fn stamp(message: &mut [u8], round: usize, number: usize) {
     }
 }
 
-fn words(error: impl fmt::Display) -> String {
+pub(super) fn words(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
@@ -324,14 +393,31 @@ fn paths() -> Result<Vec<Contender>, String> {
 }
 
 fn gates() -> Result<Vec<Contender>, String> {
-    let pair = |transport, payload_crc| ranks(transport, payload_crc);
+    let tcp = Link {
+        transport: Transport::Tcp,
+        payload_crc: true,
+        encrypt: false,
+    };
+    let shm = Link {
+        transport: Transport::Shm,
+        ..tcp
+    };
+    let unchecked = |link| Link {
+        payload_crc: false,
+        ..link
+    };
+    let encrypted = Link {
+        encrypt: true,
+        ..tcp
+    };
     Ok(vec![
         bare_tcp(HEAD_BYTES)?,
-        contender("tcp, no checksum", Some(0), pair(Transport::Tcp, false)?),
-        contender("tcp", Some(0), pair(Transport::Tcp, true)?),
+        contender("tcp, no checksum", Some(0), ranks(unchecked(tcp))?),
+        contender("tcp", Some(0), ranks(tcp)?),
+        contender("tcp, encrypted", Some(2), ranks(encrypted)?),
         bare_shm()?,
-        contender("shm, no checksum", Some(3), pair(Transport::Shm, false)?),
-        contender("shm", Some(2), pair(Transport::Shm, true)?),
+        contender("shm, no checksum", Some(4), ranks(unchecked(shm))?),
+        contender("shm", Some(2), ranks(shm)?),
     ])
 }
 
@@ -483,24 +569,26 @@ impl End for Rank {
     }
 }
 
-fn ranks(transport: Transport, payload_crc: bool) -> Result<[Box<dyn End>; 2], String> {
+/// How two ranks are joined.
+#[derive(Clone, Copy)]
+struct Link {
+    transport: Transport,
+    payload_crc: bool,
+    encrypt: bool,
+}
+
+fn ranks(link: Link) -> Result<[Box<dyn End>; 2], String> {
     let listening = Listening::open("127.0.0.1", 0).map_err(words)?;
     let port = listening.addresses().first().map_or(0, |it| it.port());
-    let worker = setup(1, transport, payload_crc, None, port)?;
-    let leader = setup(0, transport, payload_crc, Some(listening), port)?;
+    let worker = setup(1, link, None, port)?;
+    let leader = setup(0, link, Some(listening), port)?;
     let other = thread::spawn(move || Rank::open(worker, &mut |_| {}));
     let leader = Rank::open(leader, &mut |_| {}).map_err(words)?;
     let worker = other.join().map_err(|_| "the worker panicked")?;
     Ok([Box::new(leader), Box::new(worker.map_err(words)?)])
 }
 
-fn setup(
-    rank: u32,
-    transport: Transport,
-    payload_crc: bool,
-    listening: Option<Listening>,
-    port: u16,
-) -> Result<Setup, String> {
+fn setup(rank: u32, link: Link, listening: Option<Listening>, port: u16) -> Result<Setup, String> {
     /// Ranks stand still while others are measured.
     const LONG_NS: u64 = 3_600_000_000_000;
     let remote = Remote {
@@ -519,10 +607,10 @@ fn setup(
                 layout: SlabLayout::aligned(SlabGeometry::new(1, 4096)).map_err(words)?,
                 schedule: Schedule::every_gate(1).map_err(words)?,
                 split_logits: false,
-                payload_crc,
+                payload_crc: link.payload_crc,
             },
             context: 1,
-            transports: TransportSet::of(&[transport]),
+            transports: TransportSet::of(&[link.transport]),
             deadlines: Deadlines {
                 idle_ns: LONG_NS,
                 ..Deadlines::default()
@@ -530,6 +618,7 @@ fn setup(
             dialect: Dialect::Native,
         },
         key: Key::new([1; 32]),
+        encrypt: link.encrypt,
         listening,
         remotes: if rank == 0 { Vec::new() } else { vec![remote] },
         wait: Wait::SPIN,
@@ -550,18 +639,27 @@ mod tests {
             filter: Some("256B".to_owned()),
             quick: true,
         };
-        for (what, count) in [(Subject::Paths, 8), (Subject::Gates, 6)] {
+        for (what, count) in [(Subject::Paths, 8), (Subject::Gates, 7)] {
             let mut seen = 0;
             let (rows, incomplete) =
                 measure(what, &options, &AtomicBool::new(false), &mut |_| seen += 1).unwrap();
             assert!(!incomplete && rows.len() == count && seen == count);
             let subjects = rows.iter().filter(|row| row.row.peer.is_some());
             assert!(subjects.clone().count() * 2 >= count);
+            let verified = rows.iter().map(|row| row.verified_bytes);
+            assert!(verified.min() >= Some(3 * 400 * 16));
             assert!(
                 subjects
                     .clone()
                     .all(|row| row.row.ratio_to_peer.unwrap() > 0.0)
             );
         }
+    }
+
+    #[test]
+    fn a_key_exchange_is_measured_and_far_below_five_milliseconds() {
+        let row = key_exchange(50).unwrap();
+        assert_eq!((row.row.n, row.bytes), (50, 240));
+        assert!(row.row.min > 0.0 && row.row.min < 5e6, "{row}");
     }
 }

@@ -13,10 +13,12 @@ mod capacity;
 mod counts;
 mod device;
 mod device_gates;
+mod handshake;
 pub mod links;
 mod measure;
 pub mod peers;
 mod plan;
+pub mod tools;
 pub mod workload;
 
 use std::fmt;

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::bench::links;
+use crate::bench::tools::measure_tools;
 use crate::bench::{
     Measured, Options, Row, benches, device_benches, measure, measure_device, measure_device_gates,
 };
@@ -97,15 +98,28 @@ pub(super) fn links(
         bar.inc(1);
         text.push_str(&format!("{row}\n"));
     };
-    let measured = match (devices, what) {
-        (Some(backend), links::Subject::Gates) => {
-            measure_device_gates(backend, &options, console.stop(), &mut each)
-        }
-        _ => links::measure(what, &options, console.stop(), &mut each),
+    let on_devices = devices.filter(|_| what == links::Subject::Gates);
+    let measured = match on_devices {
+        Some(backend) => measure_device_gates(backend, &options, console.stop(), &mut each),
+        None => links::measure(what, &options, console.stop(), &mut each),
     };
     let (rows, incomplete) = measured.map_err(Failure::failed)?;
+    // They know no devices.
+    let mut tools = Vec::new();
+    if on_devices.is_none() {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let filter = options.filter.as_deref();
+        let mut shown = String::from("\nother tools, two processes each\n\n");
+        tools = measure_tools(filter, &path, console.stop(), &mut |row| {
+            bar.inc(1);
+            shown.push_str(&format!("{row}\n"));
+        });
+        if !tools.is_empty() {
+            text.push_str(&shown);
+        }
+    }
     bar.finish_and_clear();
-    if rows.is_empty() && !incomplete {
+    if rows.is_empty() && tools.is_empty() && !incomplete {
         return Err(Failure {
             exit: Exit::NothingDone,
             message: "no bench has that in its name; run it without --only".to_owned(),
@@ -113,6 +127,7 @@ pub(super) fn links(
     }
     let value = json!({
         "rows": rows,
+        "tools": tools,
         "incomplete": incomplete,
         "machine": host(),
     });

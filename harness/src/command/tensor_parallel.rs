@@ -42,6 +42,7 @@ pub(super) fn refuse_misplaced(cli: &Cli) -> Result<(), Failure> {
         ("--tokens", rank.tokens.is_some()),
         ("--key-file", rank.key_file.is_some()),
         ("--insecure", rank.insecure),
+        ("--encrypt", rank.encrypt),
         ("--rdma-device", rank.rdma_device.is_some()),
         ("--rdma-gid-index", rank.rdma_gid_index.is_some()),
         ("--debug-hash", rank.debug_hash.is_some()),

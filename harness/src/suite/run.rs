@@ -100,13 +100,19 @@ pub fn run(
         run.not_run = count(options) - run.checks.len();
     }
     run.state_hash = format!("{:016x}", hash.finish());
-    run.coverage = coverage(&met);
+    run.coverage = coverage(&met, &options.suites);
     run
 }
 
-fn coverage(met: &BTreeMap<&'static str, u64>) -> Vec<Sometimes> {
-    faults::SITUATIONS
-        .iter()
+/// What the suites that were asked for must meet.
+fn coverage(met: &BTreeMap<&'static str, u64>, suites: &[Suite]) -> Vec<Sometimes> {
+    let tables = [
+        (Suite::Faults, faults::SITUATIONS),
+        (Suite::Link, link::SITUATIONS),
+    ];
+    let asked_for = tables.into_iter().filter(|it| suites.contains(&it.0));
+    asked_for
+        .flat_map(|(_, situations)| situations)
         .map(|situation| Sometimes {
             situation,
             hits: met.get(situation).copied().unwrap_or(0),

@@ -44,6 +44,7 @@ pub struct Plan {
     pub(super) shape: Shape,
     pub(super) key: Option<Key>,
     pub(super) insecure: bool,
+    pub(super) encrypt: bool,
     pub(super) listen: Option<Place>,
     pub(super) remotes: Vec<Remote>,
     pub(super) wait: Wait,
@@ -69,6 +70,12 @@ impl Plan {
         backend(machine)?;
         refuse_flags(machine, &[Flag::Faults], "--tensor-parallel")?;
         let (key, notes) = key(args)?;
+        if args.encrypt && key.is_none() {
+            return Err(Failure::usage(format!(
+                "--encrypt needs a key: give --key-file FILE (ds4 keygen -o FILE writes one) or \
+                 {KEY_VARIABLE}"
+            )));
+        }
         let tokens = args.tokens.unwrap_or(TOKENS);
         if !(1..=TOKENS_MAX).contains(&tokens) {
             return Err(Failure::usage(format!(
@@ -117,6 +124,7 @@ impl Plan {
             shape,
             key,
             insecure: args.insecure,
+            encrypt: args.encrypt,
             listen,
             remotes,
             wait: wait(args)?,

@@ -51,6 +51,7 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
         "n_layer": run.plan.shape.n_layer,
         "n_embd": run.plan.shape.n_embd,
         "keyed": run.plan.key.is_some(),
+        "encrypted": run.plan.encrypt,
         "transport": { "path": run.transport.name(), "reason": run.reason },
         "device": run.plan.machine.target.origin(),
         "tokens": figures.tokens,

@@ -11,6 +11,7 @@ use ds4_engine::tp::error::Cause;
 use ds4_engine::tp::reduce::sum_in_order;
 use ds4_engine::tp::schedule::{Gate, GateKind, Schedule, Work};
 use ds4_engine::tp::slab::{GATES_PER_LAYER, SlabLayout, Span};
+use ds4_engine::tp::transport::Transport;
 use ds4_engine::tp::trust::Key;
 use ds4_engine::transport::{LinkError, Listening, Mail, Rank, Said, Setup};
 
@@ -49,6 +50,7 @@ pub fn run_rank(plan: Plan, console: &Console) -> Result<Outcome, Failure> {
     let setup = Setup {
         config: plan.config,
         key,
+        encrypt: plan.encrypt,
         listening,
         remotes: plan.remotes.clone(),
         wait: plan.wait,
@@ -63,6 +65,13 @@ pub fn run_rank(plan: Plan, console: &Console) -> Result<Outcome, Failure> {
     })?;
     let (transport, reason) = rank.chosen();
     console.remark(&format!("gates travel by {transport}: {reason}"));
+    if plan.encrypt {
+        console.remark(if transport == Transport::Tcp {
+            "all connections are encrypted"
+        } else {
+            "commands and answers are encrypted; gates do not leave this host"
+        });
+    }
     let chosen = (transport, reason.to_owned());
     let mut worker = Worker {
         memory: Memory {

@@ -23,6 +23,8 @@ pub(super) struct Pipe {
     broken_at: Option<u64>,
     /// When a fault last did something.
     pub(super) struck_at: Option<u64>,
+    /// The faults that did something.
+    pub(super) struck: Vec<LinkFaultKind>,
 }
 
 impl Pipe {
@@ -47,6 +49,7 @@ impl Pipe {
             stalled: false,
             broken_at: None,
             struck_at: None,
+            struck: Vec::new(),
         }
     }
 
@@ -61,6 +64,7 @@ impl Pipe {
         self.segments += 1;
         let fault = self.faults.iter().find(|(at, _)| *at == number);
         let fault = fault.map(|(_, kind)| *kind);
+        self.struck.extend(fault);
         if fault.is_some() || self.stalled || self.late_ns > 0 {
             self.struck_at = Some(now);
         }

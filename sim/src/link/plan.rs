@@ -29,6 +29,23 @@ pub enum LinkFaultKind {
     Break,
 }
 
+impl LinkFaultKind {
+    /// What it does, in words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Drop => "a segment was lost",
+            Self::Duplicate => "a segment came twice",
+            Self::Reorder => "two segments were swapped",
+            Self::Corrupt { .. } => "a bit was flipped",
+            Self::Delay { .. } => "a connection was late",
+            Self::Cut => "a connection broke inside a segment",
+            Self::Stall => "a connection fell silent",
+            Self::Break => "a connection broke",
+        }
+    }
+}
+
 /// A fault of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkFault {
@@ -54,6 +71,17 @@ pub enum RankFaultKind {
         /// How long.
         ns: u64,
     },
+}
+
+impl RankFaultKind {
+    /// What it does, in words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "a rank was killed",
+            Self::Stop { .. } => "a rank stood still",
+        }
+    }
 }
 
 /// A fault of a rank.

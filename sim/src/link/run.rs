@@ -65,6 +65,8 @@ pub struct LinkReport {
     pub planned_gates: u64,
     /// When a fault last did something, in virtual nanoseconds.
     pub struck_ns: Option<u64>,
+    /// The faults that did something, by their names.
+    pub struck: Vec<&'static str>,
 }
 
 /// What must never be.
@@ -225,6 +227,7 @@ struct World<'a> {
     nodes: Vec<Node>,
     connections: Vec<Connection>,
     struck_at: Option<u64>,
+    struck: Vec<&'static str>,
     planned_gates: u64,
 }
 
@@ -292,6 +295,7 @@ impl<'a> World<'a> {
             nodes,
             connections: Vec::new(),
             struck_at: None,
+            struck: Vec::new(),
             planned_gates,
         };
         for dialer in 1..plan.ranks {
@@ -370,8 +374,10 @@ impl<'a> World<'a> {
             }
         }
         let pipes = self.connections.iter().flat_map(|it| [&it.up, &it.down]);
-        let struck = pipes.filter_map(|pipe| pipe.struck_at).max();
-        let struck_ns = struck.max(self.struck_at);
+        let struck_ns = pipes.clone().filter_map(|pipe| pipe.struck_at).max();
+        let struck_ns = struck_ns.max(self.struck_at);
+        let faults = pipes.flat_map(|pipe| &pipe.struck);
+        self.struck.extend(faults.map(|kind| kind.name()));
         let ranks = self.nodes.iter().map(|node| RankReport {
             killed: node.killed,
             phase: node.session.phase(),
@@ -384,6 +390,7 @@ impl<'a> World<'a> {
             ranks: ranks.collect(),
             planned_gates: self.planned_gates,
             struck_ns,
+            struck: self.struck,
         }
     }
 
@@ -424,6 +431,7 @@ impl<'a> World<'a> {
             .filter(|fault| fault.rank == rank && fault.step == step)
             .map(|fault| fault.kind)
             .next();
+        self.struck.extend(fault.map(RankFaultKind::name));
         match fault {
             Some(RankFaultKind::Kill) => {
                 self.struck_at = Some(now);

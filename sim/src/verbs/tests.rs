@@ -291,6 +291,7 @@ fn setup(fabric: &Fabric, rank: u32, ports: &[u16], how: &How) -> Setup {
             dialect: Dialect::Native,
         },
         key: Key::new([9; 32]),
+        encrypt: false,
         listening: None,
         remotes: remotes.collect(),
         wait: Wait { spin_ns: 20_000 },

@@ -12,7 +12,7 @@ use super::Vendor;
 use super::context::Context;
 use super::device::{Device, raw};
 use super::load::Driver;
-use super::table::{RawHandle, Status};
+use super::table::{LaunchAttribute, LaunchConfig, RawHandle, Status};
 
 /// The kernels in one device's memory.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(super) struct Module {
     driver: Driver,
     context: Arc<Context>,
     functions: [RawHandle; Kernel::ALL.len()],
+    /// Whether kernels that wait for their predecessor themselves may be launched before its end.
+    early: bool,
 }
 
 impl Drop for Module {
@@ -47,6 +49,19 @@ impl Device {
         let arguments = launch.pack();
         let pointers = arguments.each_ref().map(std::ptr::from_ref);
         let (blocks, threads) = ds4_kernels::geometry(launch);
+        let early = [LaunchAttribute::EARLY];
+        let waits_itself = matches!(
+            launch,
+            Launch::GatePackets { .. } | Launch::GateParts { .. }
+        );
+        if waits_itself && module.early {
+            let config = LaunchConfig::new(blocks, threads, raw(&stream), &early);
+            // SAFETY: as below; the kernel itself waits for what is before it in the stream.
+            return self.with(0, || unsafe {
+                let functions = &self.driver.functions;
+                functions.launch_extended(&raw const config, function, pointers.as_ptr(), 0)
+            });
+        }
         // SAFETY: the kernel takes the first of these six arguments, 8 bytes each, which live
         // until the driver has copied them; its addresses are of this backend (see `Backend`).
         self.with(0, || unsafe {
@@ -77,9 +92,14 @@ impl Device {
 
     fn load_module(&self) -> Result<Module, BackendError> {
         let mut refused = None;
-        for image in images(self.driver.vendor) {
+        for (position, image) in images(self.driver.vendor).into_iter().enumerate() {
             match self.with(0, || self.load(&image)) {
-                Ok(module) => return Ok(module),
+                Ok(mut module) => {
+                    // The first text for CUDA is the one whose kernels can.
+                    let able = self.driver.vendor == Vendor::Cuda && position == 0;
+                    module.early = able && self.driver.functions.can_launch_extended();
+                    return Ok(module);
+                }
                 Err(error @ BackendError::DeviceLost { .. }) => return Err(error),
                 Err(error) => refused = Some(error),
             }
@@ -101,6 +121,7 @@ impl Device {
             driver: self.driver.clone(),
             context,
             functions: [0; Kernel::ALL.len()],
+            early: false,
         };
         for (function, kernel) in module.functions.iter_mut().zip(Kernel::ALL) {
             let entry = CString::new(kernel.entry()).unwrap_or_default();
@@ -116,9 +137,8 @@ impl Device {
 fn images(vendor: Vendor) -> Vec<Vec<u8>> {
     match vendor {
         Vendor::Cuda => {
-            let mut text = ds4_kernels::ptx().as_bytes().to_vec();
-            text.push(0);
-            vec![text]
+            let with_nul = |text: &str| [text.as_bytes(), &[0]].concat();
+            ds4_kernels::PTX.into_iter().map(with_nul).collect()
         }
         Vendor::Hip => ds4_kernels::CODE_OBJECTS
             .iter()

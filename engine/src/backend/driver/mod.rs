@@ -65,6 +65,18 @@ pub struct DriverBackend {
     peers: Vec<OnceLock<PeerAccess>>,
 }
 
+/// The page for a budget: `least_bytes`, doubled while a page is less than its 8192nd part, and at
+/// most 32 MiB.
+fn page_bytes_for(budget_bytes: u64, least_bytes: u64) -> u64 {
+    const PAGES_LEAST: u64 = 8192;
+    const PAGE_BYTES_MAX: u64 = 32 << 20;
+    let mut page_bytes = least_bytes;
+    while page_bytes < PAGE_BYTES_MAX && budget_bytes / PAGES_LEAST >= 2 * page_bytes {
+        page_bytes *= 2;
+    }
+    page_bytes
+}
+
 impl DriverBackend {
     /// Opens the devices `ordinals` of the driver, in this order, [`MAX_DEVICES`] at most.
     ///
@@ -102,6 +114,21 @@ impl DriverBackend {
             bounce: Bounce::default(),
             peers: std::iter::repeat_with(OnceLock::new).take(pairs).collect(),
         })
+    }
+
+    /// Takes memory in larger pages where much of it will be in use: a page of 2 MiB and one of
+    /// 16 MiB cost a driver the same, and what the edges of blocks waste counts by the whole.
+    ///
+    /// `budget_bytes` says for each device how much that is; of the rest, and of devices without
+    /// pages, nothing changes. Call it before anything is mapped.
+    #[must_use]
+    pub fn with_pages_for(mut self, budget_bytes: &[u64]) -> Self {
+        for (info, budget_bytes) in self.infos.iter_mut().zip(budget_bytes) {
+            info.page_bytes = info
+                .page_bytes
+                .map(|least_bytes| page_bytes_for(*budget_bytes, least_bytes));
+        }
+        self
     }
 
     /// Whose devices they are.
@@ -375,5 +402,26 @@ impl Backend for DriverBackend {
         }
         let verdict = self.judge(from, to)?;
         Ok(known.map_or(verdict, |known| *known.get_or_init(|| verdict)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::page_bytes_for;
+    use crate::bytes::{GIB, MIB};
+
+    #[test]
+    fn pages_grow_with_the_budget_and_never_shrink() {
+        for (budget_bytes, page_bytes) in [
+            (0, 2 * MIB),
+            (24 * GIB, 2 * MIB),
+            (32 * GIB, 4 * MIB),
+            (80 * GIB, 8 * MIB),
+            (141 * GIB, 16 * MIB),
+            (u64::MAX, 32 * MIB),
+        ] {
+            assert_eq!(page_bytes_for(budget_bytes, 2 * MIB), page_bytes);
+            assert_eq!(page_bytes_for(budget_bytes, 64 * MIB), 64 * MIB);
+        }
     }
 }

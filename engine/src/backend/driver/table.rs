@@ -6,6 +6,7 @@
 //! only the driver ever turns back into pointers.
 
 use std::ffi::{CStr, c_char};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::Library;
@@ -225,7 +226,67 @@ functions! {
         arguments: *const *const u64,
         extra: usize,
     ) = "cuLaunchKernel" | "hipModuleLaunchKernel";
+    /// Runs a kernel with attributes, in stream order.
+    optional fn launch_extended(config: *const LaunchConfig<'_>, function: RawHandle, arguments: *const *const u64, extra: usize) = "cuLaunchKernelEx" | "";
 }
+
+/// How a kernel is launched: `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaunchConfig<'a> {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: RawHandle,
+    attributes: *const LaunchAttribute,
+    count: u32,
+    lives: PhantomData<&'a [LaunchAttribute]>,
+}
+
+impl<'a> LaunchConfig<'a> {
+    pub(super) fn new(
+        blocks: u32,
+        threads: u32,
+        stream: RawHandle,
+        attributes: &'a [LaunchAttribute; 1],
+    ) -> Self {
+        Self {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+            stream,
+            attributes: attributes.as_ptr(),
+            count: 1,
+            lives: PhantomData,
+        }
+    }
+}
+
+/// `CUlaunchAttribute`, whose value is a union of 64 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaunchAttribute {
+    kind: u32,
+    padding: u32,
+    value: [u64; 8],
+}
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin before the one
+    /// before it has ended, and waits for it itself.
+    pub(super) const EARLY: Self = Self {
+        kind: 6,
+        padding: 0,
+        value: [1, 0, 0, 0, 0, 0, 0, 0],
+    };
+}
+
+const _: () = assert!(
+    size_of::<LaunchConfig<'_>>() == size_of::<cudarc::driver::sys::CUlaunchConfig>()
+        && size_of::<LaunchAttribute>() == size_of::<cudarc::driver::sys::CUlaunchAttribute>()
+        && std::mem::offset_of!(LaunchAttribute, value)
+            == std::mem::offset_of!(cudarc::driver::sys::CUlaunchAttribute, value)
+);
 
 /// What physical memory is asked for: `CUmemAllocationProp` and `hipMemAllocationProp`.
 #[repr(C)]
@@ -281,6 +342,11 @@ impl Texts {
 }
 
 impl Functions {
+    /// Whether kernels can be launched with attributes.
+    pub(super) fn can_launch_extended(&self) -> bool {
+        self.launch_extended.is_some()
+    }
+
     /// How many calls of the driver were made.
     pub(super) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)

@@ -4,8 +4,8 @@
 //! pairs of addresses, the best first, until one carries the probe, and says so when none is left.
 //! What goes wrong on one side is told to the other, so that both know the same reason.
 
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, Ipv6Addr, TcpStream};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use crate::tp::verbs::{self, Offer, OfferedGid, VerbsMessage, Verdict};
 use crate::transport::clock::Clock;
 use crate::transport::path::{Path, is_later};
 use crate::transport::wait::timespec;
+use crate::transport::wire::Wire;
 
 /// Pairs of addresses that are tried with one peer.
 const ATTEMPTS_MAX: usize = 3;
@@ -102,7 +103,7 @@ impl Side {
         clock: Clock,
         due: Time,
         peer: u32,
-        stream: &mut TcpStream,
+        wire: &mut Wire,
     ) -> Result<Pairing, String> {
         let message = match &self.have {
             Err(why) => VerbsMessage::Nothing(why.clone()),
@@ -122,7 +123,7 @@ impl Side {
             sent: 0,
             heard: 0,
         };
-        talk.say(stream, &message)?;
+        talk.say(wire, &message)?;
         Ok(Pairing {
             peer,
             offered: Err(String::new()),
@@ -134,9 +135,9 @@ impl Side {
     pub(in crate::transport) fn hear_offer(
         &self,
         pairing: &mut Pairing,
-        stream: &mut TcpStream,
+        wire: &mut Wire,
     ) -> Result<(), String> {
-        pairing.offered = match pairing.talk.hear(stream)? {
+        pairing.offered = match pairing.talk.hear(wire)? {
             VerbsMessage::Offer(offer) => Ok(offer),
             VerbsMessage::Nothing(why) => Err(why),
             VerbsMessage::Endpoint(_) | VerbsMessage::Verdict(..) => return Err(out_of_turn()),
@@ -149,7 +150,7 @@ impl Side {
     pub(in crate::transport) fn meet(
         &self,
         pairing: &mut Pairing,
-        stream: &mut TcpStream,
+        wire: &mut Wire,
         psns: &mut dyn FnMut() -> u32,
         probe: &mut dyn FnMut(&mut Path) -> Result<(), String>,
     ) -> Result<(Path, String), String> {
@@ -164,7 +165,7 @@ impl Side {
             library: &**library,
             taken,
             talk: &mut pairing.talk,
-            stream,
+            wire,
             psns,
             probe,
         };
@@ -203,7 +204,7 @@ struct Attempt<'a> {
     library: &'a dyn Library,
     taken: &'a Taken,
     talk: &'a mut Talk,
-    stream: &'a mut TcpStream,
+    wire: &'a mut Wire,
     psns: &'a mut dyn FnMut() -> u32,
     probe: &'a mut dyn FnMut(&mut Path) -> Result<(), String>,
 }
@@ -255,7 +256,7 @@ impl Attempt<'_> {
         }
         let why = tried.join("; then ");
         self.talk.say(
-            self.stream,
+            self.wire,
             &VerbsMessage::Verdict(Verdict::Over, why.clone()),
         )?;
         Err(why)
@@ -270,8 +271,8 @@ impl Attempt<'_> {
         let prepared = Endpoint::prepare(self.library, self.taken, gid, kind, (self.psns)());
         let end = prepared.map_err(missed)?;
         let said = VerbsMessage::Endpoint(end.said(peer_gid));
-        self.talk.say(self.stream, &said).map_err(Missed::Over)?;
-        let peer = match self.talk.hear(self.stream).map_err(Missed::Over)? {
+        self.talk.say(self.wire, &said).map_err(Missed::Over)?;
+        let peer = match self.talk.hear(self.wire).map_err(Missed::Over)? {
             VerbsMessage::Endpoint(peer) => peer,
             VerbsMessage::Verdict(Verdict::NoKind, why) => return Err(Missed::Kind(why)),
             VerbsMessage::Verdict(_, why) => return Err(Missed::Addresses(why)),
@@ -285,7 +286,7 @@ impl Attempt<'_> {
     /// The higher rank: does what the lower one says.
     fn follow(&mut self) -> Result<(Path, String), String> {
         loop {
-            let peer = match self.talk.hear(self.stream)? {
+            let peer = match self.talk.hear(self.wire)? {
                 VerbsMessage::Endpoint(peer) => peer,
                 VerbsMessage::Verdict(Verdict::Over, why) => return Err(why),
                 VerbsMessage::Offer(_) | VerbsMessage::Nothing(_) | VerbsMessage::Verdict(..) => {
@@ -310,17 +311,17 @@ impl Attempt<'_> {
                 Ok(end) => end,
                 Err(Missed::Kind(why)) => {
                     let verdict = VerbsMessage::Verdict(Verdict::NoKind, why);
-                    self.talk.say(self.stream, &verdict)?;
+                    self.talk.say(self.wire, &verdict)?;
                     continue;
                 }
                 Err(Missed::Addresses(why) | Missed::Over(why)) => {
                     let verdict = VerbsMessage::Verdict(Verdict::Failed, why);
-                    self.talk.say(self.stream, &verdict)?;
+                    self.talk.say(self.wire, &verdict)?;
                     continue;
                 }
             };
             let said = VerbsMessage::Endpoint(end.said(peer.gid));
-            self.talk.say(self.stream, &said)?;
+            self.talk.say(self.wire, &said)?;
             match self.finish(end, &peer) {
                 Ok(made) => return Ok(made),
                 Err(Missed::Over(why)) => return Err(why),
@@ -348,8 +349,8 @@ impl Attempt<'_> {
             Ok(_) => VerbsMessage::Verdict(Verdict::Good, String::new()),
             Err(why) => VerbsMessage::Verdict(Verdict::Failed, why.clone()),
         };
-        self.talk.say(self.stream, &verdict).map_err(Missed::Over)?;
-        let heard = self.talk.hear_beside(self.stream, path);
+        self.talk.say(self.wire, &verdict).map_err(Missed::Over)?;
+        let heard = self.talk.hear_beside(self.wire, path);
         match (went, heard.map_err(Missed::Over)?) {
             (Ok(value), VerbsMessage::Verdict(Verdict::Good, _)) => Ok(value),
             (Err(why), VerbsMessage::Verdict(..)) => Err(Missed::Addresses(why)),
@@ -371,7 +372,7 @@ fn missed(error: EndError) -> Missed {
 }
 
 impl Talk {
-    fn say(&mut self, stream: &mut TcpStream, message: &VerbsMessage) -> Result<(), String> {
+    fn say(&mut self, wire: &mut Wire, message: &VerbsMessage) -> Result<(), String> {
         self.sent += 1;
         let mut frame = Vec::new();
         if !push_control(&mut frame, Kind::Verbs, self.sent, &message.encode()) {
@@ -379,25 +380,25 @@ impl Talk {
         }
         let mut rest = frame.as_slice();
         while !rest.is_empty() {
-            match stream.write(rest) {
+            match wire.write(&[], rest) {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-                Err(error) => self.wait(&error, stream, PollFlags::OUT, None)?,
+                Err(error) => self.wait(&error, wire, PollFlags::OUT, None)?,
             }
         }
         Ok(())
     }
 
-    fn hear(&mut self, stream: &mut TcpStream) -> Result<VerbsMessage, String> {
-        self.hear_beside(stream, None)
+    fn hear(&mut self, wire: &mut Wire) -> Result<VerbsMessage, String> {
+        self.hear_beside(wire, None)
     }
 
     fn hear_beside(
         &mut self,
-        stream: &mut TcpStream,
+        wire: &mut Wire,
         mut path: Option<&mut Path>,
     ) -> Result<VerbsMessage, String> {
         let mut head = [0; HEAD_BYTES];
-        self.fill(stream, &mut head, path.as_deref_mut())?;
+        self.fill(wire, &mut head, path.as_deref_mut())?;
         let head = Head::decode(&head).map_err(|error| error.to_string())?;
         self.heard += 1;
         if head.kind != Kind::Verbs || head.seq != self.heard {
@@ -405,7 +406,7 @@ impl Talk {
         }
         // The kind's cap bounds it.
         let mut payload = vec![0; usize::try_from(head.bytes).unwrap_or(0)];
-        self.fill(stream, &mut payload, path)?;
+        self.fill(wire, &mut payload, path)?;
         if head.payload_crc != Some(crc32c::crc32c(&payload)) {
             return Err("a message about RDMA is damaged".to_owned());
         }
@@ -415,16 +416,18 @@ impl Talk {
 
     fn fill(
         &self,
-        stream: &mut TcpStream,
+        wire: &mut Wire,
         mut rest: &mut [u8],
         mut path: Option<&mut Path>,
     ) -> Result<(), String> {
         while !rest.is_empty() {
-            match stream.read(rest) {
-                Ok(0) => return Err("the peer closed the data connection".to_owned()),
+            match wire.read(&mut [], rest) {
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                    return Err("the peer closed the data connection".to_owned());
+                }
                 Ok(count) => rest = rest.get_mut(count..).unwrap_or_default(),
                 Err(error) => {
-                    self.wait(&error, stream, PollFlags::IN, path.as_deref_mut())?;
+                    self.wait(&error, wire, PollFlags::IN, path.as_deref_mut())?;
                 }
             }
         }
@@ -435,7 +438,7 @@ impl Talk {
     fn wait(
         &self,
         error: &std::io::Error,
-        stream: &TcpStream,
+        wire: &Wire,
         events: PollFlags,
         path: Option<&mut Path>,
     ) -> Result<(), String> {
@@ -456,7 +459,7 @@ impl Talk {
         }
         let limit = timespec(self.clock.until(due, Duration::from_millis(most)));
         // An interrupted wait is a short one.
-        let _ = poll(&mut [PollFd::new(stream, events)], Some(&limit));
+        let _ = poll(&mut [PollFd::new(wire.stream(), events)], Some(&limit));
         Ok(())
     }
 }

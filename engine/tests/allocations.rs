@@ -1,0 +1,239 @@
+//! Ranks at work ask for no memory: counted, over TCP, over TCP encrypted, and over shared memory.
+#![cfg(target_os = "linux")]
+#![expect(
+    clippy::unwrap_used,
+    unsafe_code,
+    reason = "a failed step is a failed test; an allocator is unsafe by its trait"
+)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use ds4_engine::tp::command::Message;
+use ds4_engine::tp::hello::Identity;
+use ds4_engine::tp::schedule::{Schedule, Work};
+use ds4_engine::tp::session::{Config, Dialect};
+use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
+use ds4_engine::tp::time::Deadlines;
+use ds4_engine::tp::transport::{Transport, TransportSet};
+use ds4_engine::tp::trust::Key;
+use ds4_engine::transport::{Listening, Rank, Rdma, Remote, Said, Setup, Wait};
+
+/// The system's allocator, and how often it was asked while it mattered.
+struct Counted;
+
+static COUNTING: AtomicBool = AtomicBool::new(false);
+static ASKED: AtomicU64 = AtomicU64::new(0);
+
+fn asked() {
+    if COUNTING.load(Ordering::Relaxed) {
+        ASKED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: every call is the system allocator's own, with the caller's arguments.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        asked();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(place, layout) }
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        asked();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(place, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
+
+const LAYERS: u32 = 4;
+const WIDTH: u32 = 1024;
+const WARM_TOKENS: u64 = 200;
+const TOKENS: u64 = 1000;
+const SESSION: u64 = 1;
+
+/// A transport, and whether it is encrypted.
+type Link = (Transport, bool);
+
+fn setup(rank: u32, (transport, encrypt): Link, listening: Option<Listening>, port: u16) -> Setup {
+    let remote = Remote {
+        rank: 0,
+        host: "127.0.0.1".to_owned(),
+        port,
+    };
+    Setup {
+        config: Config {
+            rank,
+            identity: Identity {
+                model: [7; 32],
+                n_vocab: 512,
+                quant_bits: 8,
+                switches: 0,
+                layout: SlabLayout::aligned(SlabGeometry::new(LAYERS, WIDTH)).unwrap(),
+                schedule: Schedule::every_gate(LAYERS).unwrap(),
+                split_logits: true,
+                payload_crc: true,
+            },
+            context: 1 << 20,
+            transports: TransportSet::of(&[transport]),
+            deadlines: Deadlines::default(),
+            dialect: Dialect::Native,
+        },
+        key: Key::new([9; 32]),
+        encrypt,
+        listening,
+        remotes: if rank == 0 { Vec::new() } else { vec![remote] },
+        // Short looks, so that sleeping is counted too.
+        wait: Wait { spin_ns: 2_000 },
+        buffer_bytes: None,
+        rdma: Rdma::default(),
+        stop: Arc::new(AtomicBool::new(false)),
+    }
+}
+
+/// One rank of a run: `token` runs a token, `both` waits for the other rank.
+struct Worker {
+    rank: Rank,
+    schedule: Schedule,
+    out: Vec<u8>,
+    place: Vec<u8>,
+    share: Vec<u8>,
+}
+
+impl Worker {
+    fn open(setup: Setup) -> Self {
+        let rank = Rank::open(setup, &mut |_| {}).unwrap();
+        let bytes = WIDTH as usize * 4;
+        Self {
+            rank,
+            schedule: Schedule::every_gate(LAYERS).unwrap(),
+            out: vec![1; bytes],
+            place: vec![0; bytes],
+            share: vec![2; 512 * 4 / 2],
+        }
+    }
+
+    fn gates(&mut self) {
+        for gate in self.schedule.gates(Work::Token) {
+            let mut places = [self.place.as_mut_slice()];
+            self.rank.exchange(gate, &self.out, &mut places).unwrap();
+        }
+    }
+
+    /// The leader's side of a token.
+    fn ask(&mut self, number: u64) {
+        let seq = self.rank.session().next_eval();
+        let message = Message::Eval {
+            session: SESSION,
+            seq,
+            token: 5,
+        };
+        self.rank.command(&message).unwrap();
+        self.gates();
+        self.answered();
+        if number.is_multiple_of(50) {
+            self.rank.check_step(number, 7).unwrap();
+            while !matches!(self.rank.hear().unwrap(), Said::InStep { .. }) {}
+        }
+    }
+
+    fn answered(&mut self) {
+        let Said::Message(mail) = self.rank.hear().unwrap() else {
+            panic!("an answer was awaited");
+        };
+        self.rank.done_with(mail);
+    }
+
+    /// The worker's side of a token.
+    fn obey(&mut self, number: u64) {
+        let Said::Message(mail) = self.rank.hear().unwrap() else {
+            panic!("a command was awaited");
+        };
+        assert!(matches!(mail.message(), Some(Message::Eval { .. })));
+        self.rank.done_with(mail);
+        self.gates();
+        self.rank.answer(&Message::Logits(&self.share)).unwrap();
+        if number.is_multiple_of(50) {
+            while !matches!(self.rank.hear().unwrap(), Said::CheckStep { .. }) {}
+            self.rank.check_step(number, 7).unwrap();
+            while !matches!(self.rank.hear().unwrap(), Said::InStep { .. }) {}
+        }
+    }
+}
+
+fn lead(setup: Setup, both: &Barrier) {
+    let mut worker = Worker::open(setup);
+    let message = Message::SessionCreate {
+        session: SESSION,
+        context: 1 << 20,
+    };
+    worker.rank.command(&message).unwrap();
+    worker.answered();
+    for number in 0..WARM_TOKENS {
+        worker.ask(number);
+    }
+    both.wait();
+    COUNTING.store(true, Ordering::SeqCst);
+    both.wait();
+    for number in 0..TOKENS {
+        worker.ask(number);
+    }
+    both.wait();
+    COUNTING.store(false, Ordering::SeqCst);
+    both.wait();
+    worker.rank.finish().unwrap();
+}
+
+fn follow(setup: Setup, both: &Barrier) {
+    let mut worker = Worker::open(setup);
+    let Said::Message(mail) = worker.rank.hear().unwrap() else {
+        panic!("a session was awaited");
+    };
+    worker.rank.done_with(mail);
+    let ack = Message::Ack {
+        session: SESSION,
+        status: 0,
+    };
+    worker.rank.answer(&ack).unwrap();
+    for number in 0..WARM_TOKENS {
+        worker.obey(number);
+    }
+    both.wait();
+    both.wait();
+    for number in 0..TOKENS {
+        worker.obey(number);
+    }
+    both.wait();
+    both.wait();
+    while !matches!(worker.rank.hear().unwrap(), Said::Finished) {}
+}
+
+#[test]
+fn eight_thousand_gates_and_a_thousand_commands_ask_for_no_memory() {
+    let links = [
+        (Transport::Tcp, false),
+        (Transport::Tcp, true),
+        (Transport::Shm, false),
+    ];
+    for link in links {
+        let listening = Listening::open("127.0.0.1", 0).unwrap();
+        let port = listening.addresses()[0].port();
+        let both = Arc::new(Barrier::new(2));
+        let there = Arc::clone(&both);
+        let leader = thread::spawn(move || lead(setup(0, link, Some(listening), port), &there));
+        follow(setup(1, link, None, port), &both);
+        leader.join().unwrap();
+        let asked = ASKED.swap(0, Ordering::SeqCst);
+        assert_eq!(asked, 0, "{link:?}: memory was asked for {asked} times");
+    }
+}
