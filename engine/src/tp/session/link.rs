@@ -356,7 +356,15 @@ impl DataLink {
     }
 
     pub(super) const fn done(&self) -> bool {
-        self.out_done >= self.out_bytes && self.in_done >= self.in_bytes
+        self.sent() && self.came()
+    }
+
+    pub(super) const fn sent(&self) -> bool {
+        self.out_done >= self.out_bytes
+    }
+
+    pub(super) const fn came(&self) -> bool {
+        self.in_done >= self.in_bytes
     }
 
     /// How many bytes of the gate came.
@@ -450,7 +458,7 @@ impl DataLink {
     }
 }
 
-fn describe(head: &Head) -> String {
+pub(super) fn describe(head: &Head) -> String {
     let kind = if head.kind == Kind::BatchGate {
         GateKind::Batch {
             rows: u32::from(head.rows),
@@ -466,7 +474,8 @@ fn describe(head: &Head) -> String {
         Some((layer, name)) => {
             let layer = u32::from(layer);
             let gate = Gate { layer, name, kind };
-            format!("{gate} ({} bytes) sequence {}", head.bytes, head.seq)
+            let (piece, bytes, seq) = (head.piece, head.bytes, head.seq);
+            format!("{gate} ({piece}, {bytes} bytes) sequence {seq}")
         }
         None => format!("a {} frame", head.kind.name()),
     }

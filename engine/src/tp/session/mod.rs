@@ -9,6 +9,7 @@ mod commands;
 mod control;
 mod gates;
 mod link;
+mod ring;
 
 use std::collections::VecDeque;
 
@@ -16,6 +17,7 @@ pub use gates::GateState;
 
 use super::command::Message;
 use super::error::{Cause, Position, TpError, Wait};
+use super::exchange::Ways;
 use super::frame::Kind;
 use super::hello::{Hello, Identity};
 use super::mirror::{Mirror, Strictness};
@@ -26,6 +28,7 @@ use super::transport::{Transport, TransportSet};
 use super::trust::Channel;
 use super::v7;
 use link::{ControlLink, DataLink};
+use ring::Round;
 
 /// Which protocol is spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +149,10 @@ pub struct Session {
     bulk_seq: u64,
     gates_done: u64,
     current: Option<Current>,
+    /// The ring under way, if the gate takes that way.
+    round: Option<Round>,
+    /// Where a ring's partial sums come in.
+    staging: Vec<u8>,
     error: Option<TpError>,
     scratch: Vec<u8>,
 }
@@ -181,10 +188,21 @@ impl Session {
             bulk_seq: 1,
             gates_done: 0,
             current: None,
+            round: None,
+            staging: Vec::new(),
             error: None,
             scratch: Vec::new(),
             config,
         }
+    }
+
+    /// The same with other limits of the two ways of a sum than the usual ones. All ranks must have
+    /// the same; the hello compares them.
+    #[must_use]
+    pub fn with_ways(now: Time, config: Config, ways: Ways) -> Self {
+        let mut session = Self::new(now, config);
+        session.hello.ways = ways;
+        session
     }
 
     /// The own rank.
@@ -399,8 +417,11 @@ impl Session {
             waited_ns: now.since(since),
         };
         if let Some(current) = self.current.filter(|current| now >= current.due) {
-            let slowest = self.data.iter().filter(|link| !link.done());
-            let peer = slowest.min_by_key(|link| link.arrived())?.peer;
+            let before = self.round.as_ref().map(|round| round.ring.before());
+            let needed = self.data.iter().filter(|link| self.gate_needs(link));
+            // In a ring, who keeps it up is behind the rank before this one, or is that rank.
+            let slowest = |link: &&DataLink| (Some(link.peer) != before, link.arrived());
+            let peer = needed.min_by_key(slowest)?.peer;
             return Some((peer, cause(Wait::Gate, current.began)));
         }
         let phase = match self.phase {
@@ -443,7 +464,7 @@ impl Session {
         let grace = self.config.deadlines.close_ns / 4;
         self.data.iter().find_map(|link| {
             let closed_at = link.closed_at?;
-            let needed = self.current.is_none() || !link.done();
+            let needed = self.current.is_none() || self.gate_needs(link);
             needed.then(|| (link.peer, closed_at.max(began).after(grace)))
         })
     }
@@ -500,6 +521,7 @@ impl Session {
         }
         self.enter(now, Phase::Failed);
         self.current = None;
+        self.round = None;
         self.error = Some(error);
         self.notes.push_back(Note::Failed);
     }

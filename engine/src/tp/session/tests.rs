@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::tp::command::{Item, Items, Tokens};
+use crate::tp::frame::Piece;
 use crate::tp::schedule::{GateKind, GateName, Schedule, Work};
 use crate::tp::slab::{SlabGeometry, SlabLayout};
 use serde_json::Value;
@@ -305,7 +306,7 @@ fn damaged_and_foreign_gates_end_both_sides_with_the_place() {
     let mut pair = Pair::ready(both());
     pair.ends[0].gate_begin(now, row(1), &[1; 12]).unwrap();
     let crc = Some(0);
-    let head = crate::tp::frame::Head::gate(row(1), 2, 0, 12, crc).unwrap();
+    let head = crate::tp::frame::Head::gate(row(1), 2, Piece::Part, 12, crc).unwrap();
     pair.ends[0]
         .gate_to_read(1)
         .0
