@@ -368,8 +368,10 @@ impl Session {
                 )));
             }
         } else if kind == Kind::Stop {
+            // The leader is done with the gate; what others still send each other comes first.
             if self.current.is_some() {
-                return Err(unexpected);
+                link.owed = owed;
+                return Ok(false);
             }
         } else {
             match self.mirror.apply(&message) {
