@@ -145,7 +145,7 @@ impl Round {
         }
     }
 
-    fn to_read<'a>(
+    fn room<'a>(
         &'a mut self,
         staging: &'a mut [u8],
         vector: &'a mut [u8],
@@ -303,7 +303,7 @@ impl Session {
     ) -> Option<(u32, &'a mut [u8], &'a mut [u8])> {
         let round = self.round.as_mut()?;
         let before = round.ring.before();
-        let (head, body) = round.to_read(&mut self.staging, vector);
+        let (head, body) = round.room(&mut self.staging, vector);
         Some((before, head, body))
     }
 
