@@ -18,6 +18,8 @@ pub(super) struct Figures {
     /// Nanoseconds of the whole run.
     pub(super) seconds: u64,
     pub(super) gates: u64,
+    /// Those of them whose sum went round the ring of all ranks.
+    pub(super) ring_gates: u64,
     pub(super) gate_ns: Histogram,
     pub(super) verified_bytes: u64,
     pub(super) hashes: u64,
@@ -57,6 +59,7 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
         "tokens_per_second": per_second,
         "seconds": seconds(figures.seconds),
         "gates": figures.gates,
+        "ring_gates": figures.ring_gates,
         "gate_ns": {
             "p50": figures.gate_ns.permille(500),
             "p99": figures.gate_ns.permille(990),
@@ -81,7 +84,7 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
         "rank {} of {ranks}, {}, by {} ({})\n{}\n\n\
          {} in {:.2} s: {per_second:.1} tokens/s\n\
          gate latency p50 {}, p99 {}, p99.9 {}, min {} ({})\n\
-         verified {} in {} (every sum right), {}\nstate {:016x}\n\n{}\n",
+         verified {} in {} ({} round the ring; every sum right), {}\nstate {:016x}\n\n{}\n",
         config.rank,
         run.plan.shape.name,
         run.transport,
@@ -96,6 +99,7 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
         counted(figures.gate_ns.n(), "gate"),
         format_bytes(figures.verified_bytes),
         counted(figures.gates, "gate"),
+        figures.ring_gates,
         counted(figures.hashes, "check of the state"),
         figures.hash.finish(),
         match error {

@@ -8,6 +8,7 @@ use ds4_engine::device::DeviceAddress;
 use ds4_engine::slab_memory::allocate_slab;
 use ds4_engine::tp::command::{Message, Tokens};
 use ds4_engine::tp::error::Cause;
+use ds4_engine::tp::exchange::Way;
 use ds4_engine::tp::reduce::sum_in_order;
 use ds4_engine::tp::schedule::{Gate, GateKind, Schedule, Work};
 use ds4_engine::tp::slab::{GATES_PER_LAYER, SlabLayout, Span};
@@ -438,33 +439,13 @@ impl Worker<'_> {
             self.memory.write(span, &self.out)?;
             self.memory.read(span, &mut self.out)?;
         }
-        for incoming in &mut self.incoming {
-            incoming.resize(length, 0);
-            incoming.fill(0xff);
-        }
-        let watch = {
-            let mut places: Vec<&mut [u8]> =
-                self.incoming.iter_mut().map(Vec::as_mut_slice).collect();
-            let watch = Stopwatch::start();
-            self.rank.exchange(gate, &self.out, &mut places)?;
-            watch.elapsed_ns()
+        let watch = match self.rank.session().way(length) {
+            Way::OneShot => self.sum_parts(gate)?,
+            Way::Ring => self.sum_in_ring(gate)?,
         };
         if gate.kind == GateKind::Row {
             self.figures.gate_ns.add(watch);
         }
-        for (peer, incoming) in (0..).zip(&mut self.incoming) {
-            if let Some(span) = self.memory.incoming(gate, peer) {
-                self.memory.write(span, incoming)?;
-                self.memory.read(span, incoming)?;
-            }
-        }
-        self.sum.resize(length, 0);
-        let parts = (0..ranks).filter_map(|rank| match rank.cmp(&own) {
-            std::cmp::Ordering::Less => self.incoming.get(rank as usize),
-            std::cmp::Ordering::Equal => Some(&self.out),
-            std::cmp::Ordering::Greater => self.incoming.get(rank as usize - 1),
-        });
-        sum_in_order(&mut self.sum, parts.map(Vec::as_slice));
         if let Err(wrong) = place.check(ranks, &self.sum) {
             return Err(End::Wrong(format!(
                 "{gate}, number {}: the sum is {} instead of {} at place {}",
@@ -477,6 +458,47 @@ impl Worker<'_> {
         self.figures.hash.word(tail).word(place.gate);
         self.figures.gates += 1;
         Ok(())
+    }
+
+    /// Every peer's part comes into its place of the slab, and the sum is made from there. The time of
+    /// the exchange comes back, in nanoseconds.
+    fn sum_parts(&mut self, gate: Gate) -> Result<u64, End> {
+        let (own, ranks) = (self.rank.session().rank(), self.rank.session().ranks());
+        for incoming in &mut self.incoming {
+            incoming.resize(self.out.len(), 0);
+            incoming.fill(0xff);
+        }
+        let watch = Stopwatch::start();
+        self.rank.exchange(gate, &self.out, &mut self.incoming)?;
+        let watch = watch.elapsed_ns();
+        for (peer, incoming) in (0..).zip(&mut self.incoming) {
+            if let Some(span) = self.memory.incoming(gate, peer) {
+                self.memory.write(span, incoming)?;
+                self.memory.read(span, incoming)?;
+            }
+        }
+        self.sum.resize(self.out.len(), 0);
+        let parts = (0..ranks).filter_map(|rank| match rank.cmp(&own) {
+            std::cmp::Ordering::Less => self.incoming.get(rank as usize),
+            std::cmp::Ordering::Equal => Some(&self.out),
+            std::cmp::Ordering::Greater => self.incoming.get(rank as usize - 1),
+        });
+        sum_in_order(&mut self.sum, parts.map(Vec::as_slice));
+        Ok(watch)
+    }
+
+    /// The sum comes round and into the slab, to the place of the first peer's part.
+    fn sum_in_ring(&mut self, gate: Gate) -> Result<u64, End> {
+        self.sum.clone_from(&self.out);
+        let watch = Stopwatch::start();
+        self.rank.exchange_in_ring(gate, &mut self.sum)?;
+        let watch = watch.elapsed_ns();
+        if let Some(span) = self.memory.incoming(gate, 0) {
+            self.memory.write(span, &self.sum)?;
+            self.memory.read(span, &mut self.sum)?;
+        }
+        self.figures.ring_gates += 1;
+        Ok(watch)
     }
 
     /// A token that both sides can name.
