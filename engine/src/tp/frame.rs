@@ -126,6 +126,12 @@ impl Kind {
 pub enum FrameError {
     /// It does not begin with the magic.
     Magic([u8; 4]),
+    /// It does not begin with the magic of ds4's own protocol.
+    Ds4Magic(u32),
+    /// No command of ds4's own protocol, or none that is spoken here, has this number.
+    Ds4Kind(u32),
+    /// The connection ended in the middle of it.
+    Cut,
     /// Its own checksum differs.
     HeadCrc {
         /// What the header says.
@@ -172,6 +178,18 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Magic(found) => write!(f, "a frame begins with {found:02x?} instead of 'D4TP'"),
+            Self::Ds4Magic(found) => write!(
+                f,
+                "what came begins with {found:08x} instead of ds4's 44533454: not a ds4 rank, or of \
+                 another byte order"
+            ),
+            Self::Ds4Kind(code) => {
+                write!(
+                    f,
+                    "a command has the number {code}, which is not spoken here"
+                )
+            }
+            Self::Cut => f.write_str("the connection ended in the middle of a frame"),
             Self::HeadCrc { said, computed } => write!(
                 f,
                 "a header is damaged: checksum {said:08x} said, {computed:08x} found"

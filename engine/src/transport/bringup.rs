@@ -16,8 +16,8 @@ use super::rank::{LinkError, Rank, Said};
 use super::shm::ShmPath;
 use super::sockets::same_host;
 use super::wait::timespec;
-use super::{Remote, Setup, unix};
-use crate::tp::session::Phase;
+use super::{Remote, Setup, ds4, unix};
+use crate::tp::session::{Dialect, Phase};
 use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
 use crate::tp::trust::{Channel, Dial, Dialer, Key, Listener, SessionId};
@@ -42,6 +42,9 @@ impl Rank {
     /// [`LinkError`]: a peer refuses or did not come in time, the ranks do not fit together, or no
     /// transport works.
     pub fn open(setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
+        if setup.config.dialect != Dialect::Native {
+            return ds4::open(setup, notice);
+        }
         let mut rank = Self::new(&setup);
         let meeting = Meeting::new(setup, &rank)?;
         let connected = meeting.run(&mut rank, notice);
@@ -222,7 +225,9 @@ impl Meeting {
     ) -> Result<(), LinkError> {
         let session = self.session.unwrap_or_default();
         let (key, config) = (self.setup.key.clone(), self.setup.config);
-        let trust = |remote: &Remote, channel| dialer(&key, &config, remote.rank, channel, session);
+        let trust = |remote: &Remote, channel| {
+            dialer(&key, &config, remote.rank, channel, session).map(Some)
+        };
         let mut proven = Vec::new();
         for dialling in &mut self.dials {
             if let Some(made) = dialling.step(now, &trust).map_err(LinkError::Setup)? {

@@ -9,7 +9,7 @@ use super::incoming::PROOF_NS;
 use super::path::is_later;
 use super::sockets::{dial, dialled, resolve, tune};
 use crate::tp::time::Time;
-use crate::tp::trust::{Channel, Dialer, Proven, Step};
+use crate::tp::trust::{Channel, Dialer, Proven, SessionId, Step};
 
 /// How long one address may take to answer.
 const ANSWER_NS: u64 = 3_000_000_000;
@@ -51,11 +51,12 @@ impl Dialling {
         }
     }
 
-    /// Moves on. A proven connection comes back once; an error is final.
+    /// Moves on. A proven connection comes back once, or a bare one where `trust` asks for no proof;
+    /// an error is final.
     pub(super) fn step(
         &mut self,
         now: Time,
-        trust: &dyn Fn(&Remote, Channel) -> io::Result<Dialer>,
+        trust: &dyn Fn(&Remote, Channel) -> io::Result<Option<Dialer>>,
     ) -> Result<Option<(Proven, TcpStream)>, String> {
         loop {
             match std::mem::replace(&mut self.state, State::Over) {
@@ -85,7 +86,16 @@ impl Dialling {
                         .and_then(|()| tune(&stream, self.buffer_bytes))
                         .and_then(|()| trust(&self.remote, self.channel));
                     match ready {
-                        Ok(dialer) => {
+                        Ok(None) => {
+                            let (channel, peer) = (self.channel, self.remote.rank);
+                            let proven = Proven {
+                                channel,
+                                peer,
+                                session: SessionId::default(),
+                            };
+                            return Ok(Some((proven, stream)));
+                        }
+                        Ok(Some(dialer)) => {
                             let until = now.after(PROOF_NS);
                             self.state = State::Proving(stream, Box::new(dialer), until);
                         }

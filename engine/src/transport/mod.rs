@@ -15,6 +15,9 @@
 mod bringup;
 mod clock;
 mod dialling;
+mod ds4;
+#[cfg(test)]
+mod ds4_tests;
 mod gates;
 mod incoming;
 #[expect(unsafe_code, reason = "memory that another process writes")]

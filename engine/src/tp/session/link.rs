@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::tp::error::Cause;
-use crate::tp::frame::{FrameError, HEAD_BYTES, Head, Kind, MAGIC, push_control};
+use crate::tp::frame::{FrameError, HEAD_BYTES, Head, Kind, push_control};
 use crate::tp::hello::Hello;
 use crate::tp::mirror::Owed;
 use crate::tp::schedule::{Gate, GateKind};
@@ -218,6 +218,11 @@ impl ControlLink {
             .is_some_and(|incoming| self.body_filled >= incoming.bytes)
     }
 
+    /// Whether bytes of a frame are there and others are not.
+    pub(super) fn cut(&self) -> bool {
+        self.head_filled > 0 || (self.current.is_some() && !self.complete())
+    }
+
     fn head_bytes(&self, dialect: Dialect) -> usize {
         match dialect {
             Dialect::Native => HEAD_BYTES,
@@ -256,9 +261,8 @@ impl ControlLink {
             }
             Dialect::Ds4V7 { .. } => {
                 let head = self.head.first_chunk::<{ v7::HEAD_BYTES }>();
-                let (kind, bytes) = head.and_then(v7::decode_head).ok_or(FrameError::Magic(
-                    self.head.first_chunk().copied().unwrap_or(MAGIC),
-                ))?;
+                let head = head.ok_or(FrameError::Ds4Magic(0))?;
+                let (kind, bytes) = v7::decode_head(head).ok_or_else(|| v7::head_error(head))?;
                 Ok(Incoming {
                     kind,
                     bytes: usize::try_from(bytes).unwrap_or(usize::MAX),

@@ -18,7 +18,7 @@ pub use gates::GateState;
 use super::command::Message;
 use super::error::{Cause, Position, TpError, Wait};
 use super::exchange::Ways;
-use super::frame::Kind;
+use super::frame::{FrameError, Kind};
 use super::hello::{Hello, Identity};
 use super::mirror::{Mirror, Strictness};
 use super::schedule::Gate;
@@ -255,6 +255,14 @@ impl Session {
         }
     }
 
+    /// Whether a peer has said who it is, and fits.
+    #[must_use]
+    pub fn greeted(&self, peer: u32) -> bool {
+        self.control
+            .iter()
+            .any(|link| link.peer == peer && link.fits)
+    }
+
     /// Whether a peer's connection is missing: what a listener asks before it lets one in.
     #[must_use]
     pub fn awaits(&self, peer: u32, channel: Channel) -> bool {
@@ -305,11 +313,18 @@ impl Session {
     pub fn closed(&mut self, now: Time, peer: u32, channel: Channel) {
         match channel {
             Channel::Control => {
+                let mut cut = false;
                 if let Some(link) = self.control_mut(peer) {
                     link.closed = true;
+                    cut = link.cut();
                 }
                 if !self.may_close(peer) {
-                    self.fail(now, peer, Cause::Closed(Channel::Control));
+                    let cause = if cut {
+                        Cause::Frame(FrameError::Cut)
+                    } else {
+                        Cause::Closed(Channel::Control)
+                    };
+                    self.fail(now, peer, cause);
                 }
             }
             Channel::Data => {
@@ -374,6 +389,7 @@ impl Session {
         if let Some(current) = &self.current {
             next = next.min(current.due);
         }
+        next = next.min(self.hello_due().map_or(Time::NEVER, |(_, due)| due));
         for link in self.control.iter().filter(|link| link.usable()) {
             next = next.min(link.hash_due);
             if let Some(owed) = link.owed.front().filter(|_| self.config.rank == 0) {
@@ -424,6 +440,10 @@ impl Session {
             let peer = needed.min_by_key(slowest)?.peer;
             return Some((peer, cause(Wait::Gate, current.began)));
         }
+        if let Some((peer, _)) = self.hello_due().filter(|(_, due)| now >= *due) {
+            let since = Time(now.0.saturating_sub(limits.hello_ns));
+            return Some((peer, cause(Wait::Hello, since)));
+        }
         let phase = match self.phase {
             Phase::Connecting => Some((Wait::Connect, limits.connect_ns)),
             Phase::Greeting => Some((Wait::Hello, limits.hello_ns)),
@@ -449,6 +469,21 @@ impl Session {
         self.broken()
             .filter(|(_, due)| now >= *due)
             .map(|(peer, _)| (peer, Cause::Closed(Channel::Data)))
+    }
+
+    /// In ds4's own protocol the data connection is dialled only after the hellos: whose hello is
+    /// missing, and until when it may be.
+    fn hello_due(&self) -> Option<(u32, Time)> {
+        let first = self.phase == Phase::Connecting && self.config.dialect != Dialect::Native;
+        let mut missing = self
+            .control
+            .iter()
+            .filter(|link| link.attached && !link.fits);
+        let link = missing.next().filter(|_| first)?;
+        Some((
+            link.peer,
+            link.last_out.after(self.config.deadlines.hello_ns),
+        ))
     }
 
     /// A data connection that ended and is needed still, and until when its peer may say why.

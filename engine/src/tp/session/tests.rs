@@ -328,7 +328,7 @@ fn a_stop_that_overtakes_the_last_bytes_of_a_gate_waits_for_them() {
     assert!(head.is_empty(), "everything was written");
     let crc = Some(crc32c::crc32c(&[7; 12]));
     let head = crate::tp::frame::Head::gate(row(1), 1, Piece::Part, 12, crc).unwrap();
-    let mut arrive = |end: usize, ends: &mut [Session; 2]| {
+    let arrive = |end: usize, ends: &mut [Session; 2]| {
         let peer = RANKS[1 - end];
         let room = ends[end].gate_to_read(peer).0;
         room.copy_from_slice(&head.encode());
