@@ -554,6 +554,12 @@ fn flags_that_do_not_fit_together_are_refused_in_words() {
     say(&[&work[..], &["--tokens", "3"]].concat());
     say(&[&work[..], &["--ranks", "4", "--rank", "2"]].concat());
     say(&[&work[..], &["--ranks", "4", "--rank", "3"]].concat());
+    let v7 = [&lead[..], &["--protocol", "ds4-v7"]].concat();
+    say(&[&lead[..], &["--protocol", "ds4-v9"]].concat());
+    say(&[&v7[..], &["--ranks", "3"]].concat());
+    say(&[&v7[..], &["--transport", "shm"]].concat());
+    say(&[&v7[..], &["--debug-hash", "8"]].concat());
+    say(&["--protocol", "ds4-v7"]);
     say(&[&lead[..], &["train"]].concat());
     say(&["--role", "worker", "check"]);
     say(&["--rdma-device", "mlx5_0"]);

@@ -53,7 +53,11 @@ pub(super) fn open(setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Rank, L
 fn become_ready(rank: &mut Rank) -> Result<(), LinkError> {
     match rank.hear()? {
         Said::Ready(_) => Ok(()),
-        _ => Err(LinkError::Setup(
+        Said::Probe(_)
+        | Said::Message(_)
+        | Said::InStep { .. }
+        | Said::CheckStep { .. }
+        | Said::Finished => Err(LinkError::Setup(
             "the peer spoke before the ranks were together".to_owned(),
         )),
     }

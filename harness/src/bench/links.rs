@@ -169,9 +169,9 @@ pub fn measure(
     Ok((rows, false))
 }
 
-type Name = (&'static str, Option<usize>, usize);
+pub(super) type Name = (&'static str, Option<usize>, usize);
 
-fn row(
+pub(super) fn row(
     bench: &str,
     name: &str,
     bytes: usize,
@@ -294,7 +294,7 @@ fn stamp(message: &mut [u8], round: usize, number: usize) {
     }
 }
 
-fn words(error: impl fmt::Display) -> String {
+pub(super) fn words(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
