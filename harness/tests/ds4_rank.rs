@@ -3,7 +3,7 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -54,13 +54,19 @@ fn port() -> u16 {
 }
 
 fn dial(port: u16) -> TcpStream {
-    for _ in 0..500 {
-        if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
-            return patient(stream);
-        }
-        thread::sleep(Duration::from_millis(20));
+    patient(TcpStream::connect(("127.0.0.1", port)).unwrap())
+}
+
+/// Waits until a leader listens; what it says later on standard error is dropped.
+fn until_listening(leader: &mut Child) {
+    let mut lines = BufReader::new(leader.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("waiting for ranks") {
+        line.clear();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "it never listened");
     }
-    panic!("nobody listens on port {port}");
+    // Keeps the pipe empty, and open.
+    thread::spawn(move || lines.read_to_end(&mut Vec::new()));
 }
 
 fn patient(stream: TcpStream) -> TcpStream {
@@ -216,7 +222,8 @@ fn two_commands_speak_it_and_end_in_order() {
 #[test]
 fn the_command_leads_a_rank_that_is_not_ours() {
     let port = port();
-    let leader = rank("leader", port, &["--tokens", "20"]);
+    let mut leader = rank("leader", port, &["--tokens", "20"]);
+    until_listening(&mut leader);
     let mut control = dial(port);
     control.write_all(&Small::hello(2)).unwrap();
     assert_eq!(take(&mut control, 64)[..16], Small::hello(1)[..16]);

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::tp::command::{Item, Items, Message, Tokens};
+use crate::tp::frame::Kind;
 use crate::tp::hello::Identity;
 use crate::tp::schedule::{Gate, GateKind, GateName, Schedule};
 use crate::tp::session::Dialect;
@@ -355,15 +356,19 @@ fn command_all(mut rank: Rank) {
         rank.command(&command).unwrap();
         let mut payload = Vec::new();
         command.encode(&mut payload);
-        let code = match command {
-            Message::Sync { .. } => 1,
-            Message::Eval { .. } => 2,
-            Message::SessionCreate { .. } => 13,
-            Message::SessionDestroy { .. } => 14,
-            Message::EvalBatch { .. } => 15,
-            Message::MixedBatch { .. } => 16,
-            _ => 0,
-        };
+        let kind = command.kind();
+        let code = [
+            (Kind::Sync, 1),
+            (Kind::Eval, 2),
+            (Kind::SessionCreate, 13),
+            (Kind::SessionDestroy, 14),
+            (Kind::EvalBatch, 15),
+            (Kind::MixedBatch, 16),
+        ]
+        .iter()
+        .find(|(it, _)| *it == kind)
+        .map_or(0, |(_, code)| *code);
+
         let (acked, shares) = owed(code, &payload);
         for _ in 0..usize::from(acked) + shares {
             assert!(matches!(rank.hear().unwrap(), Said::Message(_)));
@@ -386,7 +391,15 @@ fn obey_all(mut rank: Rank) {
             Message::Eval { .. } => (None, 1),
             Message::EvalBatch { items } => (Some(0), items.len()),
             Message::MixedBatch { session, items, .. } => (Some(session), 1 + items.len()),
-            _ => (None, 0),
+            Message::Rewind { .. }
+            | Message::Invalidate { .. }
+            | Message::Verify { .. }
+            | Message::VerifyCommit { .. }
+            | Message::Stop
+            | Message::StopAck
+            | Message::Hash { .. }
+            | Message::Logits(_)
+            | Message::Ack { .. } => (None, 0),
         };
         if let Some(session) = session {
             rank.answer(&Message::Ack { session, status: 0 }).unwrap();
@@ -676,11 +689,8 @@ fn frames_and_gates_that_are_wrong_or_cut_end_in_clear_errors() {
         (
             1,
             |it| {
-                gate(
-                    it,
-                    &[gate_head(ROW_MAGIC, 0, 0, 1), vec![1; 5]].concat(),
-                    false,
-                )
+                let cut = [gate_head(ROW_MAGIC, 0, 0, 1), vec![1; 5]].concat();
+                gate(it, &cut, false);
             },
             "rank 0, layer 0 gate attn sequence 1",
         ),

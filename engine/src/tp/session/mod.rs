@@ -433,10 +433,9 @@ impl Session {
             waited_ns: now.since(since),
         };
         if let Some(current) = self.current.filter(|current| now >= current.due) {
-            let before = self.round.as_ref().map(|round| round.ring.before());
+            let suspect = self.round.as_ref().map(Round::suspect);
             let needed = self.data.iter().filter(|link| self.gate_needs(link));
-            // In a ring, who keeps it up is behind the rank before this one, or is that rank.
-            let slowest = |link: &&DataLink| (Some(link.peer) != before, link.arrived());
+            let slowest = |link: &&DataLink| (Some(link.peer) != suspect, link.arrived());
             let peer = needed.min_by_key(slowest)?.peer;
             return Some((peer, cause(Wait::Gate, current.began)));
         }

@@ -76,6 +76,16 @@ impl Round {
         self.sending.is_some()
     }
 
+    /// Who keeps the ring up, as far as it shows here: the next rank, if it does not take what is
+    /// there for it; else the one before, which may itself be waiting.
+    pub(super) const fn suspect(&self) -> u32 {
+        if self.has_piece() {
+            self.ring.next()
+        } else {
+            self.ring.before()
+        }
+    }
+
     /// Chooses the next piece to send, if one is there: partials first, for others wait for them to
     /// make the sums.
     fn load(&mut self, vector: &[u8]) {
