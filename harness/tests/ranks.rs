@@ -205,36 +205,50 @@ fn eight_ranks_as_processes_sum_straight_and_round_and_end_in_order() {
     }
 }
 
+/// How seven ranks end when the sixth of eight gets a signal while every sum goes round the ring.
+fn ends_of_seven(transport: &str, name: &str) -> Vec<(i32, String)> {
+    let shape = ["--n-layer", "2", "--n-embd", "65536"];
+    let common = [
+        &shape[..],
+        &["--transport", transport, "--gate-timeout", "1"],
+    ]
+    .concat();
+    let (mut leader, mut workers) = group(8, &common, "1000000000");
+    until_said(&mut leader, "gates travel by");
+    thread::sleep(Duration::from_millis(300));
+    let mut victim = workers.remove(4);
+    signal(&victim, name);
+    let since = Instant::now();
+    let rest = std::iter::once(leader).chain(workers);
+    let ends = rest.map(|child| {
+        let (code, value, said) = ended(child);
+        let why = value["error"]["message"].as_str().unwrap_or(&said);
+        assert!(why.contains("rank ") && why.contains("sequence"), "{why}");
+        (code, why.to_owned())
+    });
+    let ends = ends.collect();
+    let took = since.elapsed();
+    assert!(
+        took < Duration::from_secs(5),
+        "{transport} {name}: {took:?}"
+    );
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    ends
+}
+
 #[test]
-fn a_killed_rank_of_eight_ends_all_others_with_its_name() {
+fn a_rank_of_eight_that_dies_or_stops_in_a_ring_ends_all_others_in_time() {
     for transport in ["tcp", "shm"] {
-        // Every vector is so large that it goes round.
-        let common = [
-            "--transport",
-            transport,
-            "--n-layer",
-            "2",
-            "--n-embd",
-            "65536",
-        ];
-        let (mut leader, mut workers) = group(8, &common, "1000000000");
-        until_said(&mut leader, "gates travel by");
-        thread::sleep(Duration::from_millis(300));
-        let mut victim = workers.remove(4);
-        signal(&victim, "-KILL");
-        let since = Instant::now();
-        for child in std::iter::once(leader).chain(workers) {
-            let (code, value, said) = ended(child);
-            let why = value["error"]["message"].as_str().unwrap().to_owned();
-            assert_eq!(code, 1, "{transport}: {why}{said}");
-            assert!(why.contains("rank 5") && why.contains("sequence"), "{why}");
+        for (code, why) in ends_of_seven(transport, "-KILL") {
+            assert_eq!(code, 1, "{transport}: {why}");
+            assert!(why.contains("rank 5"), "{transport}: {why}");
         }
-        assert!(
-            since.elapsed() < Duration::from_secs(4),
-            "{:?}",
-            since.elapsed()
-        );
-        victim.wait().unwrap();
+        for (rank, (code, why)) in ends_of_seven(transport, "-STOP").iter().enumerate() {
+            // The others are told by the leader, whose deadline is the first.
+            assert_eq!(*code, if rank == 0 { 124 } else { 1 }, "{transport}: {why}");
+            assert!(why.contains("rank 5"), "{transport}: {why}");
+        }
     }
 }
 

@@ -47,7 +47,8 @@ impl Session {
         for link in &mut self.data {
             link.begin(gate, seq, head, encoded, out.len());
         }
-        self.enter_gate(now, gate, seq, out.len());
+        let due = now.after(self.gate_limit_ns(out.len()));
+        self.enter_gate(now, gate, seq, due);
         Ok(seq)
     }
 
@@ -157,12 +158,12 @@ impl Session {
         Ok(seq)
     }
 
-    pub(super) fn enter_gate(&mut self, now: Time, gate: Gate, seq: u64, bytes: usize) {
+    pub(super) const fn enter_gate(&mut self, now: Time, gate: Gate, seq: u64, due: Time) {
         self.current = Some(Current {
             gate,
             seq,
             began: now,
-            due: now.after(self.gate_limit_ns(bytes)),
+            due,
         });
     }
 
@@ -233,7 +234,7 @@ impl Session {
         }
     }
 
-    fn gate_limit_ns(&self, bytes: usize) -> u64 {
+    pub(super) fn gate_limit_ns(&self, bytes: usize) -> u64 {
         let limits = &self.config.deadlines;
         let base = if self.gates_done == 0 {
             limits.first_gate_ns.max(limits.gate_ns)

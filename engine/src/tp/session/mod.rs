@@ -396,7 +396,7 @@ impl Session {
                 next = next.min(owed.due);
             }
             if self.config.dialect == Dialect::Native {
-                next = next.min(link.last_out.after(limits.idle_ns / 3));
+                next = next.min(link.last_out.after(self.quiet_ns()));
                 // What waits here to be taken keeps later signs of life from being read.
                 if !link.complete() {
                     next = next.min(link.last_in.after(limits.idle_ns));
@@ -415,7 +415,7 @@ impl Session {
             self.fail(now, peer, cause);
             return;
         }
-        let (dialect, quiet) = (self.config.dialect, self.config.deadlines.idle_ns / 3);
+        let (dialect, quiet) = (self.config.dialect, self.quiet_ns());
         if dialect == Dialect::Native {
             for link in &mut self.control {
                 if link.usable() && now >= link.last_out.after(quiet) {
@@ -433,6 +433,9 @@ impl Session {
             waited_ns: now.since(since),
         };
         if let Some(current) = self.current.filter(|current| now >= current.due) {
+            if let Some(peer) = self.silent_in_ring(now) {
+                return Some((peer, cause(Wait::Gate, current.began)));
+            }
             let suspect = self.round.as_ref().map(Round::suspect);
             let needed = self.data.iter().filter(|link| self.gate_needs(link));
             let slowest = |link: &&DataLink| (Some(link.peer) != suspect, link.arrived());
@@ -468,6 +471,24 @@ impl Session {
         self.broken()
             .filter(|(_, due)| now >= *due)
             .map(|(peer, _)| (peer, Cause::Closed(Channel::Data)))
+    }
+
+    /// How long a control connection may be quiet before a sign of life is sent. In a ring that is
+    /// held up they come often enough to tell who has stopped from who waits for him.
+    fn quiet_ns(&self) -> u64 {
+        let quiet = self.config.deadlines.idle_ns / 3;
+        match &self.round {
+            Some(round) => quiet.min(round.limit_ns / 4),
+            None => quiet,
+        }
+    }
+
+    /// Who has given no sign of life for half of the time that a ring may take.
+    fn silent_in_ring(&self, now: Time) -> Option<u32> {
+        let silence_ns = self.round.as_ref()?.limit_ns / 2;
+        let mut links = self.control.iter().filter(|link| link.usable());
+        let silent = links.find(|link| !link.complete() && now.since(link.last_in) >= silence_ns);
+        silent.map(|link| link.peer)
     }
 
     /// In ds4's own protocol the data connection is dialled only after the hellos: whose hello is

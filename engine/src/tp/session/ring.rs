@@ -24,6 +24,8 @@ pub(super) struct Round {
     seq: u64,
     kind: Kind,
     checked: bool,
+    /// How long the gate may take.
+    pub(super) limit_ns: u64,
     partials_in: u16,
     partials_out: u16,
     sums_in: u16,
@@ -47,6 +49,7 @@ impl Round {
             seq,
             kind,
             checked,
+            limit_ns: 0,
             partials_in: 0,
             partials_out: 0,
             sums_in: 0,
@@ -282,9 +285,17 @@ impl Session {
         }
         let checked = self.config.identity.payload_crc;
         let mut round = Round::new(ring, gate, seq, head.kind, checked);
+        round.limit_ns = self.gate_limit_ns(vector.len());
+        // The leader knows of every rank whether it lives: its word comes before the others' guess.
+        let grace_ns = if self.config.rank == 0 {
+            0
+        } else {
+            round.limit_ns / 4
+        };
+        let due = now.after(round.limit_ns).after(grace_ns);
         round.load(vector);
         self.round = Some(round);
-        self.enter_gate(now, gate, seq, vector.len());
+        self.enter_gate(now, gate, seq, due);
         Ok(seq)
     }
 

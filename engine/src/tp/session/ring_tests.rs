@@ -19,6 +19,7 @@ use crate::tp::trust::Channel;
 const NOW: Time = Time(5);
 
 struct Group {
+    now: Time,
     ends: Vec<Session>,
     vectors: Vec<Vec<u8>>,
     /// Bytes on their way, by sender and receiver.
@@ -57,6 +58,7 @@ impl Group {
             piece_bytes,
         };
         let mut group = Self {
+            now: NOW,
             ends: (0..ranks)
                 .map(|rank| Session::with_ways(NOW, config(rank), ways))
                 .collect(),
@@ -95,7 +97,7 @@ impl Group {
                     room[..count].copy_from_slice(&bytes[..count]);
                     if count > 0 {
                         self.ends[from as usize].control_wrote(to, count);
-                        self.ends[to as usize].control_read(NOW, from, count);
+                        self.ends[to as usize].control_read(self.now, from, count);
                         moved = true;
                     }
                 }
@@ -280,6 +282,8 @@ fn pieces_that_are_not_due_are_refused_before_a_byte_of_them() {
 #[test]
 fn a_silent_rank_ends_a_ring_at_the_deadline_with_the_place() {
     let mut group = Group::ready(5, 64, true);
+    group.begin(big(400), vectors(5, 400, 6));
+    group.run().unwrap();
     group.begin(big(400), vectors(5, 400, 7));
     // Rank 2 stands still.
     for _ in 0..1000 {
@@ -287,22 +291,41 @@ fn a_silent_rank_ends_a_ring_at_the_deadline_with_the_place() {
             group.step(rank).unwrap();
         }
     }
-    let due = NOW.after(Deadlines::default().first_gate_ns);
-    for rank in [0, 1, 3, 4] {
-        let end = &mut group.ends[rank as usize];
-        let before = if rank == 0 { 4 } else { rank - 1 };
-        assert!(end.in_gate() && end.next_deadline() <= due);
+    let limit_ns = Deadlines::default().gate_ns;
+    let due = NOW.after(limit_ns);
+    // All others give signs of life while they wait.
+    let mut signs = 0;
+    while group.now < due {
+        group.now = group.now.after(limit_ns / 20).min(due);
+        for rank in [3, 1, 4, 0] {
+            let end = &mut group.ends[rank];
+            assert!(end.next_deadline() <= due && end.error().is_none());
+            end.handle_time(group.now);
+            signs += end.control_to_write(0).len() / HEAD_BYTES;
+        }
+        group.control();
+    }
+    assert!((9..=15).contains(&signs), "{signs}");
+    // The leader is the first to give up, over the right rank, and tells the others.
+    let error = group.ends[0].error().unwrap();
+    assert_eq!((error.rank, error.at.layer, error.at.seq), (2, 1, 2));
+    let wait = Wait::Gate;
+    let late = matches!(error.cause, Cause::Deadline { wait: it, .. } if it == wait);
+    assert!(late, "{error}");
+    for rank in [1, 3, 4] {
+        let told = group.ends[rank].error().unwrap().to_string();
+        assert!(told.contains("gave up over rank 2"), "{told}");
+    }
+}
+
+#[test]
+fn a_leader_that_stops_in_a_ring_is_named_by_every_worker() {
+    let mut group = Group::ready(4, 64, true);
+    group.begin(big(400), vectors(4, 400, 7));
+    let due = NOW.after(Deadlines::default().first_gate_ns / 4 * 5);
+    for end in &mut group.ends[1..] {
         end.handle_time(due);
-        let error = end.error().unwrap();
-        assert_eq!((error.rank, error.at.layer, error.at.seq), (before, 1, 1));
-        let late = matches!(
-            error.cause,
-            Cause::Deadline {
-                wait: Wait::Gate | Wait::Idle,
-                ..
-            }
-        );
-        assert!(late, "{error}");
+        assert_eq!(end.error().unwrap().rank, 0);
     }
 }
 
