@@ -32,12 +32,14 @@ pub struct Ways {
 }
 
 impl Default for Ways {
-    /// Measured with `ds4 bench sum` on two cores, asleep between looks: with three and four ranks both
-    /// ways take the same time where about so many bytes leave a rank, with eight the ring is the
-    /// quicker one from half of it on.
+    /// Between two needs. Where ranks share cores, the bytes of all of them count, of which a ring moves
+    /// fewer by the factor N / 2: measured with `ds4 bench sum` on two cores, it is the quicker way
+    /// from about 128 KiB out of each rank on through shared memory, and over TCP from the smallest
+    /// sums on. Where each rank has a core or a host of its own, hops count, of which a ring has
+    /// 2 (N − 1): single vectors of the largest model (28 KiB) go straight with eight ranks.
     fn default() -> Self {
         Self {
-            one_shot_bytes_max: 384 << 10,
+            one_shot_bytes_max: 256 << 10,
             piece_bytes: 64 << 10,
         }
     }
