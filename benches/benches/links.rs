@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::thread;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ds4_engine::tp::frame::Head;
+use ds4_engine::tp::frame::{Head, Piece};
 use ds4_engine::tp::hello::Identity;
 use ds4_engine::tp::schedule::{Gate, GateKind, GateName, Schedule};
 use ds4_engine::tp::seal::{SEALED_BYTES_MAX, Seal};
@@ -133,7 +133,15 @@ fn codec(criterion: &mut Criterion) {
         name: GateName::Attention,
         kind: GateKind::Row,
     };
-    let head = || Head::gate(black_box(gate_of), black_box(9), 0, 16 << 10, Some(5));
+    let head = || {
+        Head::gate(
+            black_box(gate_of),
+            black_box(9),
+            Piece::Part,
+            16 << 10,
+            Some(5),
+        )
+    };
     group.bench_function("encode a header", |bencher| {
         bencher.iter(|| head().map(|head| head.encode()));
     });

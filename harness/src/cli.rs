@@ -87,6 +87,9 @@ pub struct RankArgs {
     /// How gates travel: auto, tcp, shm, rdma, nvlink or nccl.
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
+    /// What the ranks speak: native, or ds4-v7, with which a ds4 rank can be the peer; native if absent.
+    #[arg(long, value_name = "NAME")]
+    pub protocol: Option<String>,
     /// The model whose gates are exchanged; only its header and a hash of its content are used.
     #[arg(long, value_name = "FILE.gguf", conflicts_with_all = ["n_layer", "n_embd"])]
     pub model: Option<PathBuf>,
@@ -127,7 +130,7 @@ pub struct RankArgs {
     #[arg(long, num_args = 3, value_names = ["RANK", "HOST", "PORT"])]
     #[arg(action = clap::ArgAction::Append)]
     pub peer: Vec<String>,
-    /// How to wait: adaptive, spin or block.
+    /// How to wait: adaptive, spin or block; if absent, adaptive where there is a core for each rank.
     #[arg(long, value_name = "HOW")]
     pub wait: Option<String>,
     /// How long to wait for the other ranks; 60 if absent.
@@ -431,6 +434,9 @@ pub enum BenchCommand {
         after_help = "Examples:\n  ds4 bench gate --quick --format json\n  ds4 bench gate --backend cuda --gpu-devices 0,1"
     )]
     Gate(BenchArgs),
+    /// Sums over three, four and eight ranks of this host, in one shot beside the ring.
+    #[command(after_help = "Example: ds4 bench sum --quick --only 256KiB")]
+    Sum(BenchArgs),
 }
 
 /// `ds4 bench alloc`.

@@ -51,6 +51,15 @@ fn key(directory: &Path, name: &str) -> PathBuf {
     path
 }
 
+/// The shape of a small model, unless another one is given.
+fn shape(more: &[&str]) -> &'static [&'static str] {
+    if more.contains(&"--n-layer") {
+        &[]
+    } else {
+        &SHAPE
+    }
+}
+
 fn leader(port: u16, more: &[&str]) -> Child {
     let port = port.to_string();
     ds4()
@@ -62,7 +71,7 @@ fn leader(port: u16, more: &[&str]) -> Child {
             "127.0.0.1",
             &port,
         ])
-        .args(SHAPE)
+        .args(shape(more))
         .args(["--format", "json"])
         .args(more)
         .spawn()
@@ -80,7 +89,7 @@ fn worker(port: u16, more: &[&str]) -> Child {
             "localhost",
             &port,
         ])
-        .args(SHAPE)
+        .args(shape(more))
         .args(["--format", "json"])
         .args(more)
         .spawn()
@@ -144,6 +153,27 @@ fn the_two_commands_end_with_equal_verified_totals() {
         let path = if transport == "tcp" { "tcp" } else { "shm" };
         assert_eq!(follow["transport"]["path"], path);
     }
+}
+
+/// As many ranks as processes: the leader, then the workers.
+fn group(ranks: usize, common: &[&str], tokens: &str) -> (Child, Vec<Child>) {
+    let ports: Vec<String> = (1..ranks).map(|_| free_port().to_string()).collect();
+    let count = ranks.to_string();
+    let common = [common, &["--ranks", &count]].concat();
+    let numbers: Vec<String> = (0..ranks).map(|rank| rank.to_string()).collect();
+    let start = |rank: usize| {
+        let mut more = [&common[..], &["--rank", &numbers[rank]]].concat();
+        if rank + 1 < ranks {
+            more.extend(["--listen", "127.0.0.1", &ports[rank]]);
+        }
+        for lower in 1..rank {
+            more.extend(["--peer", &numbers[lower], "127.0.0.1", &ports[lower]]);
+        }
+        worker(ports[0].parse().unwrap(), &more)
+    };
+    let workers = (1..ranks).map(start).collect();
+    let more = [&common[..], &["--tokens", tokens]].concat();
+    (leader(ports[0].parse().unwrap(), &more), workers)
 }
 
 #[test]
@@ -234,29 +264,78 @@ fn benches_of_links_give_every_figure_and_name_the_tools_that_are_missing() {
 }
 
 #[test]
-fn four_ranks_as_processes_end_in_order() {
-    let ports: Vec<String> = (0..4).map(|_| free_port().to_string()).collect();
-    let workers: Vec<Child> = (1..4)
-        .map(|rank: usize| {
-            let number = rank.to_string();
-            let mut more = vec!["--ranks", "4", "--rank", &number];
-            if rank < 3 {
-                more.extend(["--listen", "127.0.0.1", &ports[rank]]);
-            }
-            let lower = ["1", "2"];
-            for (peer, port) in lower.iter().zip(&ports[1..]).take(rank - 1) {
-                more.extend(["--peer", peer, "127.0.0.1", port]);
-            }
-            worker(ports[0].parse().unwrap(), &more)
-        })
-        .collect();
-    let more = ["--ranks", "4", "--tokens", "5"];
-    let (code, lead, said) = ended(leader(ports[0].parse().unwrap(), &more));
-    assert_eq!(code, 0, "{said}");
-    for worker in workers {
-        let (code, follow, said) = ended(worker);
+fn eight_ranks_as_processes_sum_straight_and_round_and_end_in_order() {
+    // Vectors of 32 KiB go straight; the prompt's and the drafts' go round the ring.
+    for (ranks, transport) in [(4, "tcp"), (8, "tcp"), (8, "shm")] {
+        let common = [
+            "--transport",
+            transport,
+            "--n-layer",
+            "2",
+            "--n-embd",
+            "8192",
+        ];
+        let (leader, workers) = group(ranks, &common, "5");
+        let (code, lead, said) = ended(leader);
         assert_eq!(code, 0, "{said}");
-        assert_eq!(lead["state_hash"], follow["state_hash"]);
+        assert_eq!(lead["transport"]["path"], transport);
+        // Four gates of five tokens and of the one run again; the prompt's and the drafts'.
+        assert_eq!(lead["gates"], 32);
+        let round = lead["ring_gates"].as_u64().unwrap();
+        assert!((4..=8).contains(&round), "{round}");
+        for worker in workers {
+            let (code, follow, said) = ended(worker);
+            assert_eq!(code, 0, "{said}");
+            assert_eq!(lead["state_hash"], follow["state_hash"]);
+            assert_eq!(lead["ring_gates"], follow["ring_gates"]);
+        }
+    }
+}
+
+/// How seven ranks end when the sixth of eight gets a signal while every sum goes round the ring.
+fn ends_of_seven(transport: &str, name: &str) -> Vec<(i32, String)> {
+    let shape = ["--n-layer", "2", "--n-embd", "65536"];
+    let common = [
+        &shape[..],
+        &["--transport", transport, "--gate-timeout", "1"],
+    ]
+    .concat();
+    let (mut leader, mut workers) = group(8, &common, "1000000000");
+    until_said(&mut leader, "gates travel by");
+    thread::sleep(Duration::from_millis(300));
+    let mut victim = workers.remove(4);
+    signal(&victim, name);
+    let since = Instant::now();
+    let rest = std::iter::once(leader).chain(workers);
+    let ends = rest.map(|child| {
+        let (code, value, said) = ended(child);
+        let why = value["error"]["message"].as_str().unwrap_or(&said);
+        assert!(why.contains("rank ") && why.contains("sequence"), "{why}");
+        (code, why.to_owned())
+    });
+    let ends = ends.collect();
+    let took = since.elapsed();
+    assert!(
+        took < Duration::from_secs(5),
+        "{transport} {name}: {took:?}"
+    );
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    ends
+}
+
+#[test]
+fn a_rank_of_eight_that_dies_or_stops_in_a_ring_ends_all_others_in_time() {
+    for transport in ["tcp", "shm"] {
+        for (code, why) in ends_of_seven(transport, "-KILL") {
+            assert_eq!(code, 1, "{transport}: {why}");
+            assert!(why.contains("rank 5"), "{transport}: {why}");
+        }
+        for (rank, (code, why)) in ends_of_seven(transport, "-STOP").iter().enumerate() {
+            // The others are told by the leader, whose deadline is the first.
+            assert_eq!(*code, if rank == 0 { 124 } else { 1 }, "{transport}: {why}");
+            assert!(why.contains("rank 5"), "{transport}: {why}");
+        }
     }
 }
 
@@ -604,6 +683,12 @@ fn flags_that_do_not_fit_together_are_refused_in_words() {
     say(&[&work[..], &["--tokens", "3"]].concat());
     say(&[&work[..], &["--ranks", "4", "--rank", "2"]].concat());
     say(&[&work[..], &["--ranks", "4", "--rank", "3"]].concat());
+    let v7 = [&lead[..], &["--protocol", "ds4-v7"]].concat();
+    say(&[&lead[..], &["--protocol", "ds4-v9"]].concat());
+    say(&[&v7[..], &["--ranks", "3"]].concat());
+    say(&[&v7[..], &["--transport", "shm"]].concat());
+    say(&[&v7[..], &["--debug-hash", "8"]].concat());
+    say(&["--protocol", "ds4-v7"]);
     say(&[&lead[..], &["train"]].concat());
     say(&["--role", "worker", "check"]);
     say(&["--rdma-device", "mlx5_0"]);

@@ -1,4 +1,4 @@
-//! How a sum over N ranks travels, as lists of steps.
+//! How a sum over N ranks travels.
 //!
 //! *One-shot*: every rank sends its vector to every other and sums all of them. One hop, (N − 1)
 //! vectors out of each rank: best for small ones.
@@ -12,11 +12,6 @@
 
 use std::ops::Range;
 
-/// Beyond so many bytes out of each rank, the ring is taken.
-const ONE_SHOT_BYTES_MAX: u64 = 512 << 10;
-/// A piece of the ring: large enough to be worth a message, small enough for all links to be busy.
-const PIECE_BYTES: u64 = 64 << 10;
-
 /// The way of a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
@@ -26,173 +21,131 @@ pub enum Way {
     Ring,
 }
 
-/// The way for a vector of `bytes` bytes: every rank computes the same.
-#[must_use]
-pub const fn choose(ranks: u32, bytes: u64) -> Way {
-    let others = ranks.saturating_sub(1) as u64;
-    // Two ranks are each other's only neighbours: a ring would only add a hop.
-    if ranks <= 2 || bytes.saturating_mul(others) <= ONE_SHOT_BYTES_MAX {
-        Way::OneShot
-    } else {
-        Way::Ring
-    }
-}
-
-/// What a rank does with a piece.
+/// By what all ranks choose the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Action {
-    /// Send the own part.
-    SendOwn,
-    /// Send the sum so far: of the ranks up to this one.
-    SendPartial,
-    /// Send the whole sum.
-    SendSum,
-    /// Receive a rank's own part and keep it for the sum.
-    ReceivePart,
-    /// Receive the sum so far and add the own part to it.
-    ReceivePartial,
-    /// Receive the whole sum.
-    ReceiveSum,
+pub struct Ways {
+    /// The most bytes that leave a rank in one shot; beyond, the ring is taken.
+    pub one_shot_bytes_max: u32,
+    /// Bytes of a ring's piece, a multiple of 4: large enough to be worth a message, small enough
+    /// for all links to be busy.
+    pub piece_bytes: u32,
 }
 
-impl Action {
-    /// Whether bytes leave the rank.
-    #[must_use]
-    pub const fn sends(self) -> bool {
-        matches!(self, Self::SendOwn | Self::SendPartial | Self::SendSum)
-    }
-}
-
-/// One step of one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Step {
-    /// The other rank.
-    pub peer: u32,
-    /// The number of the piece, as in its header.
-    pub piece: u16,
-    /// Where the piece begins, in bytes.
-    pub offset: u64,
-    /// Its length.
-    pub bytes: u64,
-    /// What to do.
-    pub action: Action,
-}
-
-/// The steps of a sum, for every rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
-    ranks: u32,
-    bytes: u64,
-    way: Way,
-    piece_bytes: u64,
-}
-
-impl Plan {
-    /// The plan of a vector; the way is chosen by its size.
-    #[must_use]
-    pub fn new(ranks: u32, bytes: u64) -> Self {
-        Self::by(choose(ranks, bytes), ranks, bytes)
-    }
-
-    /// The plan of a vector by a given way.
-    #[must_use]
-    pub fn by(way: Way, ranks: u32, bytes: u64) -> Self {
-        let least = bytes.div_ceil(u64::from(u16::MAX));
-        let piece_bytes = match way {
-            Way::OneShot => bytes,
-            // Whole numbers only, and no more pieces than their numbers can count.
-            Way::Ring => PIECE_BYTES.max(least.next_multiple_of(4)),
-        };
+impl Default for Ways {
+    /// Between two needs. Where ranks share cores, the bytes of all of them count, of which a ring moves
+    /// fewer by the factor N / 2: measured with `ds4 bench sum` on two cores, it is the quicker way
+    /// from about 128 KiB out of each rank on through shared memory, and over TCP from the smallest
+    /// sums on. Where each rank has a core or a host of its own, hops count, of which a ring has
+    /// 2 (N − 1): single vectors of the largest model (28 KiB) go straight with eight ranks.
+    fn default() -> Self {
         Self {
-            ranks,
+            one_shot_bytes_max: 256 << 10,
+            piece_bytes: 64 << 10,
+        }
+    }
+}
+
+impl Ways {
+    /// The way for a vector of `bytes` bytes.
+    #[must_use]
+    pub fn choose(&self, ranks: u32, bytes: u64) -> Way {
+        let others = u64::from(ranks.saturating_sub(1));
+        // Two ranks are each other's only neighbours: a ring would only add a hop.
+        if ranks <= 2 || bytes.saturating_mul(others) <= u64::from(self.one_shot_bytes_max) {
+            Way::OneShot
+        } else {
+            Way::Ring
+        }
+    }
+}
+
+/// One rank's place in the ring, and what passes there.
+///
+/// Partial sums go from rank 0 to the last, whole sums from the last over rank 0 to the rank before
+/// it. Both kinds of pieces pass in order, each kind in its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    rank: u32,
+    last: u32,
+    bytes: usize,
+    piece_bytes: usize,
+}
+
+impl Ring {
+    /// The place of `rank` when `ranks` ranks sum vectors of `bytes` bytes; none when there is no
+    /// such rank, or more pieces than 16 bits can number.
+    #[must_use]
+    pub fn new(ways: &Ways, rank: u32, ranks: u32, bytes: usize) -> Option<Self> {
+        let ring = Self {
+            rank,
+            last: ranks
+                .checked_sub(1)
+                .filter(|last| rank <= *last && *last > 0)?,
             bytes,
-            way,
-            piece_bytes: piece_bytes.max(1),
-        }
-    }
-
-    /// Its way.
-    #[must_use]
-    pub const fn way(&self) -> Way {
-        self.way
-    }
-
-    /// The steps of one rank. Sends and receipts of the same peer happen in this order; a send
-    /// follows the receipt of what it sends, and else nobody waits for anybody.
-    #[must_use]
-    pub fn steps(&self, rank: u32) -> Vec<Step> {
-        // Alone, a rank has the sum.
-        if self.ranks < 2 || rank >= self.ranks || self.bytes == 0 {
-            return Vec::new();
-        }
-        match self.way {
-            Way::OneShot => self.one_shot(rank),
-            Way::Ring => self
-                .pieces()
-                .flat_map(|(piece, place)| self.ring(rank, piece, &place))
-                .collect(),
-        }
-    }
-
-    fn pieces(&self) -> impl Iterator<Item = (u16, Range<u64>)> + use<> {
-        let (whole, piece) = (self.bytes, self.piece_bytes);
-        (0_u16..=u16::MAX)
-            .map(move |number| {
-                let start = u64::from(number).saturating_mul(piece);
-                (number, start..start.saturating_add(piece).min(whole))
-            })
-            .take_while(|(_, place)| !place.is_empty())
-    }
-
-    fn one_shot(&self, rank: u32) -> Vec<Step> {
-        let step = |peer, action| Step {
-            peer,
-            piece: 0,
-            offset: 0,
-            bytes: self.bytes,
-            action,
+            piece_bytes: usize::try_from(ways.piece_bytes).ok()?.max(4) & !3,
         };
-        let peers = (0..self.ranks).filter(|peer| *peer != rank);
-        let sends = peers.clone().map(|peer| step(peer, Action::SendOwn));
-        sends
-            .chain(peers.map(|peer| step(peer, Action::ReceivePart)))
-            .collect()
+        u16::try_from(bytes.div_ceil(ring.piece_bytes)).ok()?;
+        Some(ring)
     }
 
-    fn ring(&self, rank: u32, piece: u16, place: &Range<u64>) -> Vec<Step> {
-        let last = self.ranks.saturating_sub(1);
-        let next = if rank == last {
+    /// Who gets what this rank sends.
+    #[must_use]
+    pub const fn next(&self) -> u32 {
+        if self.rank >= self.last {
             0
         } else {
-            rank.saturating_add(1)
-        };
-        let before = rank.checked_sub(1).unwrap_or(last);
-        let step = |peer, action| Step {
-            peer,
-            piece,
-            offset: place.start,
-            bytes: place.end.saturating_sub(place.start),
-            action,
-        };
-        let mut steps = Vec::with_capacity(4);
-        if rank > 0 {
-            steps.push(step(before, Action::ReceivePartial));
+            self.rank.saturating_add(1)
         }
-        if rank == 0 {
-            steps.push(step(next, Action::SendOwn));
-        } else if rank < last {
-            steps.push(step(next, Action::SendPartial));
+    }
+
+    /// From whom this rank gets everything.
+    #[must_use]
+    pub const fn before(&self) -> u32 {
+        match self.rank.checked_sub(1) {
+            Some(before) => before,
+            None => self.last,
         }
-        if rank == last {
-            steps.push(step(next, Action::SendSum));
-        } else {
-            steps.push(step(before, Action::ReceiveSum));
-            // The rank before the last is the last to get it.
-            if next != last {
-                steps.push(step(next, Action::SendSum));
-            }
-        }
-        steps
+    }
+
+    /// How many pieces the vector has.
+    #[must_use]
+    pub fn pieces(&self) -> u16 {
+        u16::try_from(self.bytes.div_ceil(self.piece_bytes)).unwrap_or(u16::MAX)
+    }
+
+    /// Where a piece lies in the vector.
+    #[must_use]
+    pub fn place(&self, piece: u16) -> Range<usize> {
+        let start = usize::from(piece).saturating_mul(self.piece_bytes);
+        start.min(self.bytes)..start.saturating_add(self.piece_bytes).min(self.bytes)
+    }
+
+    /// Partial sums that come here; the first rank has its own alone.
+    #[must_use]
+    pub fn partials_in(&self) -> u16 {
+        self.pieces_if(self.rank > 0)
+    }
+
+    /// Partial sums that go on; the last rank's are the whole ones.
+    #[must_use]
+    pub fn partials_out(&self) -> u16 {
+        self.pieces_if(self.rank < self.last)
+    }
+
+    /// Whole sums that come here.
+    #[must_use]
+    pub fn sums_in(&self) -> u16 {
+        self.pieces_if(self.rank < self.last)
+    }
+
+    /// Whole sums that go on; the last rank made them.
+    #[must_use]
+    pub fn sums_out(&self) -> u16 {
+        self.pieces_if(self.next() != self.last)
+    }
+
+    fn pieces_if(&self, pass: bool) -> u16 {
+        if pass { self.pieces() } else { 0 }
     }
 }
 

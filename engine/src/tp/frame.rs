@@ -21,6 +21,8 @@ pub const COMMAND_BYTES_MAX: u32 = 4 << 20;
 pub const LOGITS_BYTES_MAX: u32 = 4 << 20;
 
 const FLAG_PAYLOAD_CRC: u8 = 1;
+const FLAG_PARTIAL: u8 = 2;
+const FLAG_SUM: u8 = 4;
 /// The gate field of frames that belong to no gate.
 const NO_GATE: u8 = 0xff;
 
@@ -126,6 +128,12 @@ impl Kind {
 pub enum FrameError {
     /// It does not begin with the magic.
     Magic([u8; 4]),
+    /// It does not begin with the magic of ds4's own protocol.
+    Ds4Magic(u32),
+    /// No command of ds4's own protocol, or none that is spoken here, has this number.
+    Ds4Kind(u32),
+    /// The connection ended in the middle of it.
+    Cut,
     /// Its own checksum differs.
     HeadCrc {
         /// What the header says.
@@ -172,6 +180,18 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Magic(found) => write!(f, "a frame begins with {found:02x?} instead of 'D4TP'"),
+            Self::Ds4Magic(found) => write!(
+                f,
+                "what came begins with {found:08x} instead of ds4's 44533454: not a ds4 rank, or of \
+                 another byte order"
+            ),
+            Self::Ds4Kind(code) => {
+                write!(
+                    f,
+                    "a command has the number {code}, which is not spoken here"
+                )
+            }
+            Self::Cut => f.write_str("the connection ended in the middle of a frame"),
             Self::HeadCrc { said, computed } => write!(
                 f,
                 "a header is damaged: checksum {said:08x} said, {computed:08x} found"
@@ -205,6 +225,53 @@ impl fmt::Display for FrameError {
 
 impl std::error::Error for FrameError {}
 
+/// What of a gate a frame carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// The sender's own vector.
+    Part,
+    /// A piece of the sum of the ranks up to the sender.
+    Partial(u16),
+    /// A piece of the sum of all ranks.
+    Sum(u16),
+}
+
+impl Piece {
+    const fn flag(self) -> u8 {
+        match self {
+            Self::Part => 0,
+            Self::Partial(_) => FLAG_PARTIAL,
+            Self::Sum(_) => FLAG_SUM,
+        }
+    }
+
+    const fn number(self) -> u16 {
+        match self {
+            Self::Part => 0,
+            Self::Partial(number) | Self::Sum(number) => number,
+        }
+    }
+
+    const fn read(flags: u8, number: u16) -> Option<Self> {
+        match (flags & !FLAG_PAYLOAD_CRC, number) {
+            (0, 0) => Some(Self::Part),
+            (FLAG_PARTIAL, number) => Some(Self::Partial(number)),
+            (FLAG_SUM, number) => Some(Self::Sum(number)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Part => f.write_str("a rank's part"),
+            Self::Partial(number) => write!(f, "piece {number} of a partial sum"),
+            Self::Sum(number) => write!(f, "piece {number} of the whole sum"),
+        }
+    }
+}
+
 /// A header, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
@@ -214,8 +281,8 @@ pub struct Head {
     pub gate: Option<(u16, GateName)>,
     /// Rows of a batch gate, else 0.
     pub rows: u8,
-    /// The piece of a gate that travels in pieces, else 0.
-    pub piece: u16,
+    /// What of a gate it carries.
+    pub piece: Piece,
     /// Bytes that follow.
     pub bytes: u32,
     /// A control frame's number on its connection, a gate's number in its count.
@@ -233,7 +300,7 @@ impl Head {
             kind,
             gate: None,
             rows: 0,
-            piece: 0,
+            piece: Piece::Part,
             bytes,
             seq,
             payload_crc: Some(crc32c::crc32c(payload)),
@@ -245,7 +312,7 @@ impl Head {
     pub fn gate(
         gate: Gate,
         seq: u64,
-        piece: u16,
+        piece: Piece,
         bytes: usize,
         payload_crc: Option<u32>,
     ) -> Option<Self> {
@@ -273,16 +340,17 @@ impl Head {
             Some((layer, name)) => (layer, name.code()),
             None => (0, NO_GATE),
         };
-        let flags = if self.payload_crc.is_some() {
+        let crc = if self.payload_crc.is_some() {
             FLAG_PAYLOAD_CRC
         } else {
             0
         };
+        let flags = crc | self.piece.flag();
         let mut out = ArrayWriter::<HEAD_BYTES>::new();
         out.put(MAGIC)
             .put([self.kind.code(), flags, gate, self.rows])
             .put(layer.to_le_bytes())
-            .put(self.piece.to_le_bytes())
+            .put(self.piece.number().to_le_bytes())
             .put(self.bytes.to_le_bytes())
             .put(self.seq.to_le_bytes())
             .put(self.payload_crc.unwrap_or(0).to_le_bytes());
@@ -303,7 +371,7 @@ impl Head {
         let magic: [u8; 4] = reader.array().map_err(short)?;
         let [code, flags, gate, rows] = reader.array().map_err(short)?;
         let layer = reader.u16().map_err(short)?;
-        let piece = reader.u16().map_err(short)?;
+        let number = reader.u16().map_err(short)?;
         let length = reader.u32().map_err(short)?;
         let seq = reader.u64().map_err(short)?;
         let payload_crc = reader.u32().map_err(short)?;
@@ -316,14 +384,17 @@ impl Head {
             return Err(FrameError::HeadCrc { said, computed });
         }
         let kind = Kind::from_code(code).ok_or(FrameError::Kind(code))?;
-        let payload_crc = match flags {
+        let piece = Piece::read(flags, number);
+        let piece = piece.filter(|it| kind.is_gate() || *it == Piece::Part);
+        let piece = piece.ok_or(FrameError::Flags(flags))?;
+        let payload_crc = match flags & FLAG_PAYLOAD_CRC {
             0 if kind.is_gate() && payload_crc == 0 => None,
             FLAG_PAYLOAD_CRC => Some(payload_crc),
             _ => return Err(FrameError::Flags(flags)),
         };
         let gate = match (kind.is_gate(), GateName::from_code(gate)) {
             (true, Some(name)) => Some((layer, name)),
-            (false, None) if gate == NO_GATE && layer == 0 && piece == 0 => None,
+            (false, None) if gate == NO_GATE && layer == 0 => None,
             _ => return Err(FrameError::Field(kind)),
         };
         let rows_allowed = if kind == Kind::BatchGate {

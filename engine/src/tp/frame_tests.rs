@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::*;
 use crate::tp::command::{Item, Items, Message, Reserved, Tokens};
 use crate::tp::error::{Cause, Position, TpError};
+use crate::tp::exchange::Ways;
 use crate::tp::hello::{HELLO_BYTES, Hello};
 use crate::tp::transport::TransportSet;
 use crate::tp::v7;
@@ -173,7 +174,7 @@ fn native_bytes_are_as_reviewed() {
         ),
     ];
     for (gate, seq, crc) in gates {
-        let head = Head::gate(gate, seq, 0, 10, crc).unwrap();
+        let head = Head::gate(gate, seq, Piece::Part, 10, crc).unwrap();
         text.push_str(&format!("{} {}\n", head.kind.name(), hex(&head.encode())));
     }
     let error = TpError {
@@ -276,7 +277,7 @@ fn limits_and_reserved_fields_are_kept() {
             kind: *kind,
             gate: kind.is_gate().then_some((0, GateName::Attention)),
             rows: u8::from(*kind == Kind::BatchGate),
-            piece: 0,
+            piece: Piece::Part,
             bytes: kind.payload_bytes_max().saturating_add(1),
             seq: 1,
             payload_crc: Some(0),
@@ -307,7 +308,7 @@ fn limits_and_reserved_fields_are_kept() {
         .is_err()
     );
     let wide = row(65_536, GateName::Attention);
-    assert_eq!(Head::gate(wide, 1, 0, 4, None), None);
+    assert_eq!(Head::gate(wide, 1, Piece::Part, 4, None), None);
     assert_eq!(v7::encode_gate(wide, 1), None);
 }
 
@@ -319,8 +320,7 @@ proptest! {
             // Past magic and checksum, so that the fields are judged too.
             bytes[..4].copy_from_slice(&MAGIC);
             bytes[4] = code;
-            bytes[5] &= 1;
-            bytes[14..16].copy_from_slice(&[0, 0]);
+            bytes[5] &= 7;
             let crc = crc32c::crc32c(&bytes[..28]);
             bytes[28..].copy_from_slice(&crc.to_le_bytes());
         }
@@ -331,12 +331,16 @@ proptest! {
 
     #[test]
     fn any_header_survives_its_bytes_and_no_flipped_bit(
-        layer: u16, ffn: bool, rows in 1_u32..=8, bytes in 0_usize..1 << 30, seq: u64, crc: Option<u32>, flip in 0_usize..256,
+        layer: u16, ffn: bool, rows in 1_u32..=8, bytes in 0_usize..1 << 30, seq: u64, crc: Option<u32>, flip in 0_usize..256, number: u16,
     ) {
         let name = if ffn { GateName::FeedForward } else { GateName::Attention };
-        for kind in [GateKind::Row, GateKind::Batch { rows }, GateKind::Big { bytes: 1 }] {
+        for (kind, piece) in [
+            (GateKind::Row, Piece::Part),
+            (GateKind::Batch { rows }, Piece::Partial(number)),
+            (GateKind::Big { bytes: 1 }, Piece::Sum(number)),
+        ] {
             let gate = Gate { layer: u32::from(layer), name, kind };
-            let head = Head::gate(gate, seq, 3, bytes, crc).unwrap();
+            let head = Head::gate(gate, seq, piece, bytes, crc).unwrap();
             let mut encoded = head.encode();
             prop_assert_eq!(Head::decode(&encoded), Ok(head));
             encoded[flip / 8] ^= 1 << (flip % 8);
@@ -382,13 +386,13 @@ proptest! {
 
     #[test]
     fn hellos_and_errors_survive_arbitrary_bytes(
-        words: [u32; 12], hashes: (u64, u64), model: [u8; 32], bytes in prop::collection::vec(any::<u8>(), 0..400), raw: [u8; 64], text: String,
+        words: [u32; 14], hashes: (u64, u64), model: [u8; 32], bytes in prop::collection::vec(any::<u8>(), 0..400), raw: [u8; 64], text: String,
     ) {
-        let [rank, ranks, context, transports, n_layer, n_embd, n_vocab, quant_bits, start, step, per, flags] = words;
+        let [rank, ranks, context, transports, n_layer, n_embd, n_vocab, quant_bits, start, step, per, flags, one_shot_bytes_max, piece_bytes] = words;
         let hello = Hello {
             rank, ranks, context, transports: TransportSet::from_bits(transports),
             layout_hash: hashes.0, n_layer, n_embd, n_vocab, quant_bits, switches: hashes.1,
-            schedule: [start, step, per], flags, model,
+            schedule: [start, step, per], flags, model, ways: Ways { one_shot_bytes_max, piece_bytes },
         };
         prop_assert_eq!(hello.encode().len(), HELLO_BYTES);
         prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));

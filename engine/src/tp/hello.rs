@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::coding::{Reader, UnexpectedEnd};
+use super::exchange::Ways;
 use super::schedule::Schedule;
 use super::slab::SlabLayout;
 use super::transport::TransportSet;
@@ -60,6 +61,8 @@ pub struct Hello {
     pub flags: u32,
     /// Hash of the model's content.
     pub model: [u8; 32],
+    /// By what it chooses the way of a sum.
+    pub ways: Ways,
 }
 
 impl Hello {
@@ -82,6 +85,7 @@ impl Hello {
             schedule: [schedule.start(), schedule.step(), schedule.per_token()],
             flags: u32::from(identity.split_logits) | u32::from(identity.payload_crc) << 1,
             model: identity.model,
+            ways: Ways::default(),
         }
     }
 
@@ -109,6 +113,8 @@ impl Hello {
         }
         put(&self.flags.to_le_bytes());
         put(&self.model);
+        put(&self.ways.one_shot_bytes_max.to_le_bytes());
+        put(&self.ways.piece_bytes.to_le_bytes());
         out.resize(HELLO_BYTES, 0);
         out
     }
@@ -136,6 +142,10 @@ impl Hello {
             schedule: [reader.u32()?, reader.u32()?, reader.u32()?],
             flags: reader.u32()?,
             model: reader.array()?,
+            ways: Ways {
+                one_shot_bytes_max: reader.u32()?,
+                piece_bytes: reader.u32()?,
+            },
         })
     }
 
@@ -170,6 +180,16 @@ impl Hello {
                 "options (split logits, checksums)",
                 u64::from(self.flags),
                 u64::from(theirs.flags),
+            ),
+            (
+                "most bytes that leave a rank in one shot",
+                u64::from(self.ways.one_shot_bytes_max),
+                u64::from(theirs.ways.one_shot_bytes_max),
+            ),
+            (
+                "piece of a ring",
+                u64::from(self.ways.piece_bytes),
+                u64::from(theirs.ways.piece_bytes),
             ),
         ];
         for (what, own, theirs) in words {

@@ -54,8 +54,10 @@
 //! [`session::Session::is_over`], close the connections; report an end of a connection with
 //! [`session::Session::closed`] only after reading all that it held.
 //!
-//! More than two ranks: every gate goes to every peer (one-shot). [`exchange`] has the plans of
-//! large sums over a ring, [`reduce`] the order of every sum.
+//! More than two ranks: small gates go to every peer (one-shot), large sums round a ring
+//! ([`session::Session::way`] says which). For a ring the driver calls `ring_begin`, then
+//! `ring_to_write`, `ring_wrote`, `ring_to_read` and `ring_read` in the place of the gate's calls.
+//! [`exchange`] has who sends what to whom, [`reduce`] the order of every sum.
 
 pub mod admission;
 mod coding;

@@ -13,12 +13,17 @@ pub fn add_next(sum: &mut [u8], part: &[u8]) {
     }
 }
 
-/// Puts `own` + `part` into `part`: what a rank does that got the sum of the ranks before it.
-pub fn add_own(part: &mut [u8], own: &[u8]) {
-    let (parts, _) = part.as_chunks_mut::<4>();
-    let (owns, _) = own.as_chunks::<4>();
-    for (part, own) in parts.iter_mut().zip(owns) {
-        *part = (f32::from_le_bytes(*part) + f32::from_le_bytes(*own)).to_le_bytes();
+/// Puts `before`, the sum of the ranks before this one, under the own vector: what a rank of a ring
+/// does. Of a number that is cut off at the end, the first rank's bytes stay, as in
+/// [`sum_in_order`].
+pub fn add_before(own: &mut [u8], before: &[u8]) {
+    let (owns, own_rest) = own.as_chunks_mut::<4>();
+    let (befores, before_rest) = before.as_chunks::<4>();
+    for (own, before) in owns.iter_mut().zip(befores) {
+        *own = (f32::from_le_bytes(*before) + f32::from_le_bytes(*own)).to_le_bytes();
+    }
+    for (own, before) in own_rest.iter_mut().zip(before_rest) {
+        *own = *before;
     }
 }
 

@@ -4,7 +4,7 @@
 //! we receive. Two ranks only. Payloads of commands are those of [`super::command`].
 
 use super::coding::{ArrayWriter, Reader};
-use super::frame::Kind;
+use super::frame::{FrameError, Kind};
 use super::hello::Mismatch;
 use super::schedule::{Gate, GateKind};
 
@@ -22,7 +22,7 @@ const BULK_MAGIC: u32 = 0x4453_3442;
 const BIG_GATE: u16 = 0x0b16;
 
 /// Kinds with their numbers there.
-const KINDS: [(Kind, u32); 15] = [
+const KINDS: [(Kind, u32); 14] = [
     (Kind::Sync, 1),
     (Kind::Eval, 2),
     (Kind::Rewind, 3),
@@ -38,7 +38,6 @@ const KINDS: [(Kind, u32); 15] = [
     (Kind::MixedBatch, 16),
     (Kind::Ack, 17),
     // Numbers 7 and 9 belong to its RDMA, which is not spoken here; 8 is reserved.
-    (Kind::Ping, u32::MAX),
 ];
 
 /// A command's header.
@@ -46,7 +45,7 @@ const KINDS: [(Kind, u32); 15] = [
 pub fn encode_head(kind: Kind, bytes: u32) -> Option<[u8; HEAD_BYTES]> {
     let code = KINDS
         .iter()
-        .find(|(known, code)| *known == kind && *code != u32::MAX)
+        .find(|(known, _)| *known == kind)
         .map(|(_, code)| *code)?;
     let mut out = ArrayWriter::new();
     out.put(MAGIC.to_le_bytes())
@@ -62,10 +61,37 @@ pub fn decode_head(bytes: &[u8; HEAD_BYTES]) -> Option<(Kind, u32)> {
     let magic = reader.u32().ok()?;
     let code = reader.u32().ok()?;
     let length = reader.u32().ok()?;
-    let (kind, _) = KINDS
-        .iter()
-        .find(|(_, known)| *known == code && code != u32::MAX)?;
+    let (kind, _) = KINDS.iter().find(|(_, known)| *known == code)?;
     (magic == MAGIC && length <= kind.payload_bytes_max()).then_some((*kind, length))
+}
+
+/// What is wrong with a command's header that [`decode_head`] refuses.
+#[must_use]
+pub fn head_error(bytes: &[u8; HEAD_BYTES]) -> FrameError {
+    let mut reader = Reader::new(bytes);
+    let (Ok(magic), Ok(code), Ok(length)) = (reader.u32(), reader.u32(), reader.u32()) else {
+        return FrameError::Ds4Magic(0);
+    };
+    if magic != MAGIC {
+        return FrameError::Ds4Magic(magic);
+    }
+    match KINDS.iter().find(|(_, known)| *known == code) {
+        Some((kind, _)) => FrameError::TooLong {
+            kind: *kind,
+            bytes: length,
+        },
+        None => FrameError::Ds4Kind(code),
+    }
+}
+
+/// Whether these may be the first bytes that a ds4 rank says; as far as they go.
+#[must_use]
+pub fn begins_hello(bytes: &[u8]) -> bool {
+    MAGIC
+        .to_le_bytes()
+        .iter()
+        .zip(bytes)
+        .all(|(own, theirs)| own == theirs)
 }
 
 /// A gate's header; none when the layer does not fit its 16 bits.

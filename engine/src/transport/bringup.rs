@@ -17,7 +17,7 @@ use super::shm::ShmPath;
 use super::sockets::same_host;
 use super::verbs::Side;
 use super::wait::timespec;
-use super::{Remote, Setup, unix};
+use super::{Remote, Setup, ds4, unix};
 use crate::tp::session::{Dialect, Phase};
 use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
@@ -45,6 +45,9 @@ impl Rank {
     pub fn open(mut setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
         if setup.encrypt {
             demand_secrecy(&mut setup)?;
+        }
+        if setup.config.dialect != Dialect::Native {
+            return ds4::open(setup, notice);
         }
         let mut rank = Self::new(&setup);
         let meeting = Meeting::new(setup, &rank)?;
@@ -250,7 +253,8 @@ impl Meeting {
         let session = self.session.unwrap_or_default();
         let config = self.setup.config;
         let setup = &self.setup;
-        let trust = |remote: &Remote, channel| dialer(setup, remote.rank, channel, session);
+        let trust =
+            |remote: &Remote, channel| dialer(setup, remote.rank, channel, session).map(Some);
         let mut proven = Vec::new();
         for dialling in &mut self.dials {
             if let Some(made) = dialling.step(now, &trust).map_err(LinkError::Setup)? {

@@ -10,7 +10,7 @@ use super::path::is_later;
 use super::sockets::{dial, dialled, resolve, tune};
 use super::wire::Wire;
 use crate::tp::time::Time;
-use crate::tp::trust::{Channel, Dialer, Proven, Step};
+use crate::tp::trust::{Channel, Dialer, Proven, SessionId, Step};
 
 /// How long one address may take to answer.
 const ANSWER_NS: u64 = 3_000_000_000;
@@ -52,11 +52,12 @@ impl Dialling {
         }
     }
 
-    /// Moves on. A proven connection comes back once; an error is final.
+    /// Moves on. A proven connection comes back once, or a bare one where `trust` asks for no proof;
+    /// an error is final.
     pub(super) fn step(
         &mut self,
         now: Time,
-        trust: &dyn Fn(&Remote, Channel) -> io::Result<Dialer>,
+        trust: &dyn Fn(&Remote, Channel) -> io::Result<Option<Dialer>>,
     ) -> Result<Option<(Proven, Wire)>, String> {
         loop {
             match std::mem::replace(&mut self.state, State::Over) {
@@ -86,7 +87,16 @@ impl Dialling {
                         .and_then(|()| tune(&stream, self.buffer_bytes))
                         .and_then(|()| trust(&self.remote, self.channel));
                     match ready {
-                        Ok(dialer) => {
+                        Ok(None) => {
+                            let (channel, peer) = (self.channel, self.remote.rank);
+                            let proven = Proven {
+                                channel,
+                                peer,
+                                session: SessionId::default(),
+                            };
+                            return Ok(Some((proven, Wire::new(stream, None))));
+                        }
+                        Ok(Some(dialer)) => {
                             let until = now.after(PROOF_NS);
                             self.state = State::Proving(stream, Box::new(dialer), until);
                         }

@@ -2,7 +2,8 @@
 //! [`crate::tp`].
 //!
 //! [`Rank::open`] brings a rank up: it listens, dials, proves the key on every connection, greets,
-//! probes the paths on themselves and votes. Then [`Rank::exchange`] passes gates and
+//! probes the paths on themselves and votes. Then [`Rank::exchange`] and
+//! [`Rank::exchange_in_ring`] pass gates and
 //! [`Rank::hear`] gives what the peers say. Everything ends at a deadline, by an error that names
 //! rank, layer, gate and sequence, or in order with [`Rank::finish`].
 //!
@@ -15,6 +16,10 @@
 mod bringup;
 mod clock;
 mod dialling;
+mod ds4;
+#[cfg(test)]
+mod ds4_tests;
+mod gates;
 mod incoming;
 #[expect(unsafe_code, reason = "memory that another process writes")]
 pub mod mapping;

@@ -20,14 +20,13 @@ use super::wire::Wire;
 use crate::tp::command::{Message, Reserved};
 use crate::tp::error::TpError;
 use crate::tp::frame::Kind;
-use crate::tp::schedule::Gate;
 use crate::tp::session::{Event, Phase, Session};
 use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
 use crate::tp::trust::Channel;
 
 /// The most that a wait lasts before the wish to stop is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// Messages that may wait for [`Rank::hear`]; then the peer waits.
 const MAIL_MAX: usize = 1024;
 
@@ -109,16 +108,16 @@ pub enum Said {
 }
 
 #[derive(Debug)]
-struct Link {
-    peer: u32,
-    path: Path,
+pub(super) struct Link {
+    pub(super) peer: u32,
+    pub(super) path: Path,
     /// The data connection, where gates take another way.
-    beside: Option<Wire>,
-    open: bool,
+    pub(super) beside: Option<Wire>,
+    pub(super) open: bool,
 }
 
 #[derive(Debug)]
-struct Control {
+pub(super) struct Control {
     peer: u32,
     wire: Wire,
     open: bool,
@@ -131,10 +130,10 @@ pub struct Rank {
     pub(super) session: Session,
     pub(super) chosen: Transport,
     pub(super) reason: String,
-    wait: Wait,
+    pub(super) wait: Wait,
     stop: Arc<AtomicBool>,
-    control: Vec<Control>,
-    links: Vec<Link>,
+    pub(super) control: Vec<Control>,
+    pub(super) links: Vec<Link>,
     said: VecDeque<Said>,
     spare: Vec<Vec<u8>>,
 }
@@ -166,60 +165,6 @@ impl Rank {
     #[must_use]
     pub fn chosen(&self) -> (Transport, &str) {
         (self.chosen, &self.reason)
-    }
-
-    /// Passes a gate: `out` goes to every peer, and each peer's part comes into its place of
-    /// `incoming`, which has one for each peer, in the order of their ranks.
-    ///
-    /// # Errors
-    /// The session has ended, for the reason given: what lies in `incoming` is worthless.
-    pub fn exchange(
-        &mut self,
-        gate: Gate,
-        out: &[u8],
-        incoming: &mut [&mut [u8]],
-    ) -> Result<(), LinkError> {
-        let fits = incoming.len() == self.links.len()
-            && incoming.iter().all(|place| place.len() == out.len());
-        if !fits {
-            return Err(LinkError::Setup(
-                "a gate needs a place of its own size for each peer".to_owned(),
-            ));
-        }
-        let mut now = self.clock.now();
-        self.session.gate_begin(now, gate, out)?;
-        let looks = self.links.first().map_or(1, |link| link.path.looks());
-        let (mut vain, mut steps, mut idle_since) = (0, 0_u32, now);
-        while self.session.in_gate() {
-            let moved = self.move_gate(now, out, incoming)?;
-            steps = steps.wrapping_add(1);
-            if moved {
-                vain = 0;
-                if steps.is_multiple_of(64) {
-                    now = self.clock.now();
-                    idle_since = now;
-                    self.serve_links(now);
-                    self.end_if_failed()?;
-                }
-                continue;
-            }
-            if vain == 0 && self.wait.spin_ns > 0 {
-                now = self.clock.now();
-                idle_since = now;
-            }
-            vain += 1;
-            std::hint::spin_loop();
-            if vain % looks == 0 || self.wait.spin_ns == 0 {
-                now = self.clock.now();
-                self.serve_links(now);
-                self.hear_links(now);
-                self.end_if_failed()?;
-                if now.since(idle_since) >= self.wait.spin_ns {
-                    self.sleep_in_gate(now);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// What happened next; waits for it.
@@ -415,7 +360,8 @@ impl Rank {
                 PollFlags::OUT,
                 !self.session.control_to_write(link.peer).is_empty(),
             );
-            fds.push(PollFd::from_borrowed_fd(link.wire.stream().as_fd(), events));
+            let stream = link.wire.stream().as_fd();
+            fds.push(PollFd::from_borrowed_fd(stream, events));
         }
     }
 
@@ -456,7 +402,7 @@ impl Rank {
     }
 
     /// A path ended and says why. What the peer has said itself comes first.
-    fn path_failed(&mut self, now: Time, peer: u32, why: &io::Error) {
+    pub(super) fn path_failed(&mut self, now: Time, peer: u32, why: &io::Error) {
         if let Some(link) = self.links.iter_mut().find(|link| link.peer == peer) {
             link.open = false;
         }
@@ -554,122 +500,13 @@ impl Rank {
         }
     }
 
-    fn end_if_failed(&mut self) -> Result<(), LinkError> {
+    pub(super) fn end_if_failed(&mut self) -> Result<(), LinkError> {
         let error = match self.session.error() {
             Some(error) => error.clone(),
             None => return Ok(()),
         };
         self.close();
         Err(error.into())
-    }
-
-    /// Moves what can be moved of the gate under way.
-    fn move_gate(
-        &mut self,
-        now: Time,
-        out: &[u8],
-        incoming: &mut [&mut [u8]],
-    ) -> Result<bool, LinkError> {
-        let mut moved = false;
-        let mut ended = None;
-        let session = &mut self.session;
-        for (link, place) in self.links.iter_mut().zip(incoming).filter(|it| it.0.open) {
-            let (head, body) = session.gate_to_write(link.peer);
-            if !head.is_empty() || !body.is_empty() {
-                match link.path.write(head, out.get(body).unwrap_or_default()) {
-                    Ok(count) => {
-                        session.gate_wrote(link.peer, count);
-                        moved |= count > 0;
-                    }
-                    Err(error) if is_later(&error) => {}
-                    // Read what the peer sent before it went; the end shows there.
-                    Err(_) => {}
-                }
-            }
-            let (head, body) = session.gate_to_read(link.peer);
-            if head.is_empty() && body.is_empty() {
-                continue;
-            }
-            match link
-                .path
-                .read(head, place.get_mut(body).unwrap_or_default())
-            {
-                Ok(count) => {
-                    moved = true;
-                    if let Err(error) = session.gate_read(now, link.peer, count, place) {
-                        self.close();
-                        return Err(error.into());
-                    }
-                }
-                Err(error) if is_later(&error) => {}
-                Err(error) if link.path.explains() => ended = Some((link.peer, error)),
-                Err(error) => {
-                    link.open = false;
-                    lost(session, now, link.peer, Channel::Data, &error);
-                }
-            }
-        }
-        if let Some((peer, why)) = ended {
-            self.path_failed(now, peer, &why);
-            self.end_if_failed()?;
-        }
-        Ok(moved)
-    }
-
-    /// Notices the death of peers whose path has a bell.
-    fn hear_links(&mut self, now: Time) {
-        let belled = |link: &&mut Link| link.open && !link.path.explains();
-        for link in self.links.iter_mut().filter(belled) {
-            if link.path.listen(now).is_err() {
-                // The last bytes may lie there still: they are read until there are none.
-                let (head, body) = self.session.gate_to_read(link.peer);
-                let unread = !head.is_empty() || !body.is_empty();
-                if unread && link.path.doze(false).is_ok_and(|empty| !empty) {
-                    continue;
-                }
-                link.open = false;
-                self.session.closed(now, link.peer, Channel::Data);
-            }
-        }
-    }
-
-    fn sleep_in_gate(&mut self, now: Time) {
-        for link in self.links.iter_mut().filter(|link| link.open) {
-            let (head, body) = self.session.gate_to_write(link.peer);
-            let writes = !head.is_empty() || !body.is_empty();
-            match link.path.doze(writes) {
-                Ok(true) => {}
-                Ok(false) => return,
-                // The next look finds it and says why.
-                Err(_) if link.path.explains() => return,
-                Err(_) => {
-                    link.open = false;
-                    self.session.closed(now, link.peer, Channel::Data);
-                }
-            }
-        }
-        let mut reads = PerLink::<bool>::new();
-        for link in &self.links {
-            let (head, body) = self.session.gate_to_read(link.peer);
-            reads.push(!head.is_empty() || !body.is_empty());
-        }
-        let mut fds = Sleepers::new();
-        let mut due = Time::NEVER;
-        for (link, reads) in self.links.iter().zip(reads).filter(|it| it.0.open) {
-            let (head, body) = self.session.gate_to_write(link.peer);
-            let writes = !head.is_empty() || !body.is_empty();
-            let sleeps = link.path.sleeps_on(reads, writes);
-            fds.extend(sleeps.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
-            if let Some(beside) = link.beside.as_ref().filter(|_| link.path.explains()) {
-                let beside = beside.stream().as_fd();
-                fds.push(PollFd::from_borrowed_fd(beside, PollFlags::IN));
-            }
-            due = due.min(link.path.due());
-        }
-        self.push_control(&mut fds);
-        let limit = timespec(self.nap(due, LOOK));
-        // An interrupted wait is a short one.
-        let _ = poll(&mut fds, Some(&limit));
     }
 }
 
@@ -683,7 +520,13 @@ fn is_gone(stream: &TcpStream) -> bool {
 }
 
 /// A connection is gone: it ended, or what came by it cannot be what the peer sent.
-fn lost(session: &mut Session, now: Time, peer: u32, channel: Channel, error: &io::Error) {
+pub(super) fn lost(
+    session: &mut Session,
+    now: Time,
+    peer: u32,
+    channel: Channel,
+    error: &io::Error,
+) {
     if error.kind() == ErrorKind::InvalidData {
         session.abort(
             now,

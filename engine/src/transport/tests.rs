@@ -5,7 +5,9 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use super::*;
+use crate::tp::exchange::Way;
 use crate::tp::hello::Identity;
+use crate::tp::reduce::sum_in_order;
 use crate::tp::schedule::{Gate, GateKind, GateName, Schedule};
 use crate::tp::session::Dialect;
 use crate::tp::slab::{SlabGeometry, SlabLayout};
@@ -112,6 +114,64 @@ pub(super) fn pass(rank: &mut Rank, gate: Gate, bytes: usize) {
     }
 }
 
+/// One gate by the way that its size gives; every bit of the sum is compared.
+fn sum(rank: &mut Rank, name: GateName, numbers: usize) -> Way {
+    let (own, ranks) = (rank.session().rank(), rank.session().ranks());
+    let part = |rank: u32| -> Vec<u8> {
+        let number = |i: u16| f32::from(i) * 1.1 + f32::from(u16::try_from(rank).unwrap()) / 3.0;
+        (0..numbers)
+            .flat_map(|i| number(u16::try_from(i % 65_521).unwrap()).to_le_bytes())
+            .collect()
+    };
+    let parts: Vec<Vec<u8>> = (0..ranks).map(part).collect();
+    let mut want = vec![0; numbers * 4];
+    sum_in_order(&mut want, parts.iter().map(Vec::as_slice));
+    let kind = GateKind::Big {
+        bytes: want.len() as u64,
+    };
+    let gate = Gate {
+        layer: 0,
+        name,
+        kind,
+    };
+    let mut vector = parts[own as usize].clone();
+    let way = rank.session().way(vector.len());
+    match way {
+        Way::Ring => rank.exchange_in_ring(gate, &mut vector).unwrap(),
+        Way::OneShot => {
+            let mut places = vec![vec![0xee; vector.len()]; ranks as usize - 1];
+            rank.exchange(gate, &vector, &mut places).unwrap();
+            places.insert(own as usize, vector.clone());
+            sum_in_order(&mut vector, places.iter().map(Vec::as_slice));
+        }
+    }
+    assert!(vector == want, "rank {own} of {ranks}: a wrong sum");
+    way
+}
+
+fn all_sums(rank: &mut Rank) {
+    let mut ways = Vec::new();
+    for numbers in [1, 4096, 40_000, 200_001, 4096, 1 << 19] {
+        ways.push(sum(rank, GateName::FeedForward, numbers));
+    }
+    let large = if rank.session().ranks() > 2 {
+        Way::Ring
+    } else {
+        Way::OneShot
+    };
+    assert_eq!((ways[0], ways[5]), (Way::OneShot, large));
+    end(rank);
+}
+
+fn end(rank: &mut Rank) {
+    if rank.session().rank() == 0 {
+        rank.finish().unwrap();
+    } else {
+        assert!(matches!(rank.hear().unwrap(), Said::Finished));
+        rank.close();
+    }
+}
+
 pub(super) fn all_sizes(rank: &mut Rank) {
     let schedule = Schedule::every_gate(2).unwrap();
     for seq in 1..=40 {
@@ -136,12 +196,7 @@ pub(super) fn all_sizes(rank: &mut Rank) {
             missing -= 1;
         }
     }
-    if leads {
-        rank.finish().unwrap();
-    } else {
-        assert!(matches!(rank.hear().unwrap(), Said::Finished));
-        rank.close();
-    }
+    end(rank);
 }
 
 #[test]
@@ -161,6 +216,41 @@ fn two_ranks_of_one_host_choose_shared_memory() {
 fn four_ranks_pass_gates_to_each_other_either_way() {
     group(4, &[Transport::Tcp], all_sizes);
     group(4, &[Transport::Shm], all_sizes);
+}
+
+#[test]
+fn up_to_eight_ranks_have_the_bits_of_the_sum_in_order_whichever_way() {
+    for transports in [&[Transport::Tcp], &[Transport::Shm]] {
+        group(3, transports, all_sums);
+        group(8, transports, all_sums);
+    }
+}
+
+#[test]
+fn a_rank_that_dies_in_a_ring_ends_all_others_with_its_name() {
+    for transports in [&[Transport::Tcp], &[Transport::Shm]] {
+        group(5, transports, |rank| {
+            let own = rank.session().rank();
+            let gate = |bytes| Gate {
+                layer: 1,
+                name: GateName::Attention,
+                kind: GateKind::Big { bytes },
+            };
+            let mut vector = vec![own.to_le_bytes()[0]; 4 << 20];
+            if own == 2 {
+                // It goes without a word.
+                return;
+            }
+            let clock = Clock::start();
+            let error = rank
+                .exchange_in_ring(gate(4 << 20), &mut vector)
+                .unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("rank 2"), "rank {own}: {error}");
+            assert!(error.contains("layer 1 gate attn sequence 1"), "{error}");
+            assert!(clock.now().0 < 3_000_000_000, "{error}");
+        });
+    }
 }
 
 #[test]

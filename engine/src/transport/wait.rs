@@ -21,12 +21,17 @@ impl Wait {
     pub const SPIN: Self = Self { spin_ns: u64::MAX };
 }
 
-impl Default for Wait {
-    /// [`Wait::ADAPTIVE`] where there is a core to look with, else [`Wait::BLOCK`].
-    fn default() -> Self {
-        match std::thread::available_parallelism() {
-            Ok(cores) if cores.get() > 1 => Self::ADAPTIVE,
-            _ => Self::BLOCK,
+impl Wait {
+    /// What suits a group of so many ranks: [`Wait::ADAPTIVE`] where each of them would have a core of
+    /// its own if all ran on this host, else [`Wait::BLOCK`], as who looks then keeps another from
+    /// working.
+    #[must_use]
+    pub fn among(ranks: u32) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if usize::try_from(ranks).is_ok_and(|ranks| ranks <= cores) {
+            Self::ADAPTIVE
+        } else {
+            Self::BLOCK
         }
     }
 }

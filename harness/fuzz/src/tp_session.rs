@@ -4,7 +4,7 @@
 //! with the right number and checksums, which no fuzzer guesses, or what an application calls.
 
 use ds4_engine::tp::command::{Message, Reserved};
-use ds4_engine::tp::frame::{Head, Kind, push_control};
+use ds4_engine::tp::frame::{Head, Kind, Piece, push_control};
 use ds4_engine::tp::hello::{Hello, Identity};
 use ds4_engine::tp::schedule::{Gate, GateKind, GateName, Schedule};
 use ds4_engine::tp::session::{Config, Dialect, Phase, Session};
@@ -309,7 +309,8 @@ impl World {
         };
         let body = vec![byte; self.out.len()];
         let head = if self.native {
-            Head::gate(gate, seq, 0, body.len(), crc(&body)).map(|head| head.encode().to_vec())
+            Head::gate(gate, seq, Piece::Part, body.len(), crc(&body))
+                .map(|head| head.encode().to_vec())
         } else {
             v7::encode_gate(gate, seq).map(|head| head.to_vec())
         };
@@ -365,7 +366,8 @@ impl World {
         };
         let want = if self.native {
             let crc = crc(&self.incoming);
-            Head::gate(gate, seq, 0, self.out.len(), crc).map(|head| head.encode().to_vec())
+            Head::gate(gate, seq, Piece::Part, self.out.len(), crc)
+                .map(|head| head.encode().to_vec())
         } else {
             v7::encode_gate(gate, seq).map(|head| head.to_vec())
         };

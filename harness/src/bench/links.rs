@@ -229,9 +229,9 @@ fn key_exchange(count: usize) -> Result<LinkRow, String> {
     })
 }
 
-type Name = (&'static str, Option<usize>, usize);
+pub(super) type Name = (&'static str, Option<usize>, usize);
 
-fn row(
+pub(super) fn row(
     bench: &str,
     name: &str,
     bytes: usize,

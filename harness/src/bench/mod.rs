@@ -6,7 +6,7 @@
 //!
 //! On a real device ([`measure_device`]) the peers are the driver's own ways of taking memory.
 //!
-//! [`links`] measures the connections of ranks. Not here: peers that build C++ or need `unsafe`
+//! [`links`] measures the connections of two ranks, [`sums`] groups of more. Not here: peers that build C++ or need `unsafe`
 //! (the benches crate adds them), and kernels.
 
 mod capacity;
@@ -18,6 +18,7 @@ pub mod links;
 mod measure;
 pub mod peers;
 mod plan;
+pub mod sums;
 pub mod tools;
 pub mod workload;
 

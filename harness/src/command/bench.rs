@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::bench::links;
+use crate::bench::links::{self, LinkRow};
+use crate::bench::sums;
 use crate::bench::tools::measure_tools;
 use crate::bench::{
     Measured, Options, Row, benches, device_benches, measure, measure_device, measure_device_gates,
@@ -80,33 +81,62 @@ pub(super) fn links(
 ) -> Result<Outcome, Failure> {
     let unused = [Flag::Faults, Flag::Hints, Flag::Topology];
     refuse_flags(machine, &unused, "bench")?;
-    let options = options(args);
     let resolved = Machine::resolve(machine, roomy(1))?;
     let devices = resolved.target.real_devices();
     if devices.is_none() {
         refuse_flags(machine, &[Flag::Devices], "bench of connections")?;
     }
-    let bar = console.progress(0, "measuring");
-    let mut text = match devices {
+    let head = match devices {
         Some(_) => format!(
-            "{}; two devices, a thread each; a batch's time by its gates, p50 of batches first\n\n",
+            "{}; two devices, a thread each; a batch's time by its gates, p50 of batches first",
             resolved.target.origin()
         ),
-        None => String::from("two threads of one process, looking without sleep; p50 first\n\n"),
+        None => String::from("two threads of one process, looking without sleep; p50 first"),
     };
-    let mut each = |row: &links::LinkRow| {
+    match devices.filter(|_| what == links::Subject::Gates) {
+        Some(backend) => between_ranks(args, &head, console, false, |options, each| {
+            measure_device_gates(backend, options, console.stop(), each)
+        }),
+        None => between_ranks(args, &head, console, true, |options, each| {
+            links::measure(what, options, console.stop(), each)
+        }),
+    }
+}
+
+/// Measures sums over groups of ranks.
+pub(super) fn sums(
+    machine: &MachineArgs,
+    args: &BenchArgs,
+    console: &Console,
+) -> Result<Outcome, Failure> {
+    let unused = [Flag::Faults, Flag::Hints, Flag::Topology, Flag::Devices];
+    refuse_flags(machine, &unused, "bench")?;
+    let head = "a thread for each rank; means of eight sums, p50 of them first";
+    between_ranks(args, head, console, false, |options, each| {
+        sums::measure(options, console.stop(), each)
+    })
+}
+
+type LinkRows = Result<(Vec<LinkRow>, bool), String>;
+
+/// Measures, with other tools beside where they know what is measured.
+fn between_ranks(
+    args: &BenchArgs,
+    head: &str,
+    console: &Console,
+    with_tools: bool,
+    measure: impl FnOnce(&Options, &mut dyn FnMut(&LinkRow)) -> LinkRows,
+) -> Result<Outcome, Failure> {
+    let bar = console.progress(0, "measuring");
+    let mut text = format!("{head}\n\n");
+    let options = options(args);
+    let measured = measure(&options, &mut |row| {
         bar.inc(1);
         text.push_str(&format!("{row}\n"));
-    };
-    let on_devices = devices.filter(|_| what == links::Subject::Gates);
-    let measured = match on_devices {
-        Some(backend) => measure_device_gates(backend, &options, console.stop(), &mut each),
-        None => links::measure(what, &options, console.stop(), &mut each),
-    };
+    });
     let (rows, incomplete) = measured.map_err(Failure::failed)?;
-    // They know no devices.
     let mut tools = Vec::new();
-    if on_devices.is_none() {
+    if with_tools {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let filter = options.filter.as_deref();
         let mut shown = String::from("\nother tools, two processes each\n\n");

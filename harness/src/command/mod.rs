@@ -158,6 +158,7 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Bench(BenchCommand::Gate(args)) => {
             bench::links(&cli.machine, args, Subject::Gates, console)
         }
+        Command::Bench(BenchCommand::Sum(args)) => bench::sums(&cli.machine, args, console),
         Command::Check(args) => check::check(&cli.machine, args, console),
         Command::Validate(args) => validate::run(&cli.machine, args, console),
         Command::FakeCuda(args) => fake::run(&cli.machine, args, Interface::Cuda, console),

@@ -37,6 +37,7 @@ pub(super) fn refuse_misplaced(cli: &Cli) -> Result<(), Failure> {
         ("--listen", rank.listen.is_some()),
         ("--coordinator", rank.coordinator.is_some()),
         ("--transport", transport),
+        ("--protocol", rank.protocol.is_some()),
         ("--model", rank.model.is_some()),
         ("--n-layer", rank.n_layer.is_some()),
         ("--tokens", rank.tokens.is_some()),

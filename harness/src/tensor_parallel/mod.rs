@@ -7,6 +7,7 @@
 mod histogram;
 mod pattern;
 mod plan;
+mod protocol;
 mod report;
 mod run;
 mod shape;

@@ -15,6 +15,7 @@ use ds4_engine::tp::trust::Key;
 use ds4_engine::transport::verbs::{Library, SystemVerbs, Wish};
 use ds4_engine::transport::{Rdma, Remote, Wait};
 
+use super::protocol::{DS4_NOTE, ds4_dialect, ds4_gates, ds4_transports, is_ds4};
 use super::shape::Shape;
 use crate::cli::{MachineArgs, RankArgs};
 use crate::machine::{Flag, Machine, refuse_flags, roomy};
@@ -69,13 +70,14 @@ impl Plan {
         let transports = transports(args)?;
         backend(machine)?;
         refuse_flags(machine, &[Flag::Faults], "--tensor-parallel")?;
-        let (key, notes) = key(args)?;
+        let (key, mut notes) = key(args)?;
         if args.encrypt && key.is_none() {
             return Err(Failure::usage(format!(
                 "--encrypt needs a key: give --key-file FILE (ds4 keygen -o FILE writes one) or \
                  {KEY_VARIABLE}"
             )));
         }
+        let ds4 = is_ds4(args, ranks, key.is_some())?;
         let tokens = args.tokens.unwrap_or(TOKENS);
         if !(1..=TOKENS_MAX).contains(&tokens) {
             return Err(Failure::usage(format!(
@@ -93,16 +95,31 @@ impl Plan {
             n_embd: shape.n_embd,
             ranks,
         };
+        let (layout, gates) = if ds4 {
+            notes.push(DS4_NOTE.to_owned());
+            (SlabLayout::ds4(geometry), ds4_gates(&shape))
+        } else {
+            let every = Schedule::every_gate(shape.n_layer);
+            (SlabLayout::aligned(geometry), every.map(|it| (it, true)))
+        };
+        let (schedule, split_logits) = gates.map_err(Failure::usage)?;
+        if ds4 && split_logits && shape.n_vocab % 2 != 0 {
+            return Err(Failure::usage(format!(
+                "--protocol ds4-v7 halves the vocabulary, and {} is odd",
+                shape.n_vocab
+            )));
+        }
         let identity = Identity {
             model: shape.content,
             n_vocab: shape.n_vocab,
-            quant_bits: 0,
+            quant_bits: if ds4 { shape.expert_bits } else { 0 },
             switches: 0,
-            layout: SlabLayout::aligned(geometry).map_err(Failure::usage)?,
-            schedule: Schedule::every_gate(shape.n_layer).map_err(Failure::usage)?,
-            split_logits: true,
-            payload_crc: true,
+            layout: layout.map_err(Failure::usage)?,
+            schedule,
+            split_logits,
+            payload_crc: !ds4,
         };
+        let context = u32::try_from(tokens).unwrap_or(u32::MAX);
         let mut deadlines = Deadlines::default();
         if let Some(seconds) = args.connect_timeout {
             deadlines.connect_ns = seconds * SECOND_NS;
@@ -116,10 +133,15 @@ impl Plan {
             config: Config {
                 rank,
                 identity,
-                context: u32::try_from(tokens).unwrap_or(u32::MAX),
-                transports,
+                // A worker of ds4's own protocol says none.
+                context: if ds4 && !leads { 0 } else { context },
+                transports: if ds4 { ds4_transports() } else { transports },
                 deadlines,
-                dialect: Dialect::Native,
+                dialect: if ds4 {
+                    ds4_dialect(&shape)
+                } else {
+                    Dialect::Native
+                },
             },
             shape,
             key,
@@ -127,7 +149,7 @@ impl Plan {
             encrypt: args.encrypt,
             listen,
             remotes,
-            wait: wait(args)?,
+            wait: wait(args, ranks)?,
             rdma: rdma(args, transports)?,
             tokens,
             hash_every: u64::from(args.debug_hash.unwrap_or(HASH_EVERY)),
@@ -323,9 +345,9 @@ fn backend(machine: &MachineArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn wait(args: &RankArgs) -> Result<Wait, Failure> {
+fn wait(args: &RankArgs, ranks: u32) -> Result<Wait, Failure> {
     match args.wait.as_deref() {
-        None => Ok(Wait::default()),
+        None => Ok(Wait::among(ranks)),
         Some("adaptive") => Ok(Wait::ADAPTIVE),
         Some("spin") => Ok(Wait::SPIN),
         Some("block") => Ok(Wait::BLOCK),

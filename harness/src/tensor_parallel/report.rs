@@ -2,6 +2,7 @@
 
 use ds4_engine::bytes::format_bytes;
 use ds4_engine::hash::StateHash;
+use ds4_engine::tp::session::Dialect;
 use ds4_engine::tp::transport::Transport;
 use serde_json::json;
 
@@ -18,6 +19,8 @@ pub(super) struct Figures {
     /// Nanoseconds of the whole run.
     pub(super) seconds: u64,
     pub(super) gates: u64,
+    /// Those of them whose sum went round the ring of all ranks.
+    pub(super) ring_gates: u64,
     pub(super) gate_ns: Histogram,
     pub(super) verified_bytes: u64,
     pub(super) hashes: u64,
@@ -43,7 +46,20 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
     };
     let per_second = per_second(figures.tokens, figures.token_ns);
     let ranks = config.identity.layout.geometry().ranks;
+    let native = config.dialect == Dialect::Native;
+    let passed = counted(figures.gates, "gate");
+    let verified = if native {
+        format!(
+            "verified {} in {passed} ({} round the ring; every sum right), {}",
+            format_bytes(figures.verified_bytes),
+            figures.ring_gates,
+            counted(figures.hashes, "check of the state"),
+        )
+    } else {
+        format!("{passed} of the peer's own numbers, exchanged and not verified")
+    };
     let mut value = json!({
+        "protocol": if native { "native" } else { "ds4-v7" },
         "role": if config.rank == 0 { "leader" } else { "worker" },
         "rank": config.rank,
         "ranks": ranks,
@@ -58,6 +74,7 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
         "tokens_per_second": per_second,
         "seconds": seconds(figures.seconds),
         "gates": figures.gates,
+        "ring_gates": figures.ring_gates,
         "gate_ns": {
             "p50": figures.gate_ns.permille(500),
             "p99": figures.gate_ns.permille(990),
@@ -82,7 +99,7 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
         "rank {} of {ranks}, {}, by {} ({})\n{}\n\n\
          {} in {:.2} s: {per_second:.1} tokens/s\n\
          gate latency p50 {}, p99 {}, p99.9 {}, min {} ({})\n\
-         verified {} in {} (every sum right), {}\nstate {:016x}\n\n{}\n",
+         {verified}\nstate {:016x}\n\n{}\n",
         config.rank,
         run.plan.shape.name,
         run.transport,
@@ -95,9 +112,6 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
         us(figures.gate_ns.permille(999)),
         us(figures.gate_ns.min()),
         counted(figures.gate_ns.n(), "gate"),
-        format_bytes(figures.verified_bytes),
-        counted(figures.gates, "gate"),
-        counted(figures.hashes, "check of the state"),
         figures.hash.finish(),
         match error {
             None => "ok: all ranks ended in order".to_owned(),

@@ -25,6 +25,10 @@ pub(super) struct Shape {
     pub(super) n_embd: u32,
     pub(super) n_vocab: u32,
     pub(super) content: [u8; 32],
+    /// Bytes of the model file; 0 without one.
+    pub(super) file_bytes: u64,
+    /// Bits of a routed expert's weight as ds4 counts them: 4, 2, or 0 where there is no such expert.
+    pub(super) expert_bits: u32,
 }
 
 impl Shape {
@@ -36,6 +40,8 @@ impl Shape {
             n_embd,
             n_vocab: SMALL_VOCABULARY,
             content: [0; 32],
+            file_bytes: 0,
+            expert_bits: 0,
         }
     }
 
@@ -51,14 +57,22 @@ impl Shape {
                 .ok_or_else(|| Failure::usage(format!("{}: no usable {key} in it", path.display())))
         };
         let (n_layer, n_embd) = (count("block_count")?, count("embedding_length")?);
-        let content =
-            hash(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+        let words = |error: io::Error| Failure::usage(format!("{}: {error}", path.display()));
+        let content = hash(path).map_err(words)?;
+        let experts = header.tensors.iter();
+        let mut experts = experts.filter(|it| it.name.ends_with(".ffn_gate_exps.weight"));
         Ok(Self {
             name: header.model_name().to_owned(),
             n_layer,
             n_embd,
             n_vocab: count("vocab_size").unwrap_or(SMALL_VOCABULARY),
             content,
+            file_bytes: path.metadata().map_err(words)?.len(),
+            expert_bits: match experts.next().map(|it| it.kind.name()) {
+                None => 0,
+                Some("q4_K") => 4,
+                Some(_) => 2,
+            },
         })
     }
 }

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use ds4_engine::tp::command::{Item, Items, Message, Tokens};
 use ds4_engine::tp::error::TpError;
+use ds4_engine::tp::exchange::Way;
+use ds4_engine::tp::reduce::sum_in_order;
 use ds4_engine::tp::schedule::{Gate, GateKind, Schedule, Work};
 use ds4_engine::tp::session::{Event, Session};
 use ds4_engine::tp::slab::SlabLayout;
@@ -36,6 +38,14 @@ enum Task {
     Stop,
 }
 
+/// The gate under way.
+#[derive(Clone, Copy, Debug)]
+struct Under {
+    gate: Gate,
+    count: u64,
+    way: Way,
+}
+
 /// A rank's application.
 #[derive(Debug)]
 pub(super) struct Actor {
@@ -46,10 +56,11 @@ pub(super) struct Actor {
     tasks: VecDeque<Task>,
     answers: u32,
     steps: u32,
+    /// The own part; where it goes round, then the sum.
     pub(super) out: Vec<u8>,
     /// The buffers of the peers' bytes, by the peer's rank.
     pub(super) incoming: Vec<Vec<u8>>,
-    under: Option<(Gate, u64)>,
+    under: Option<Under>,
     /// Gates whose bytes were right.
     pub(super) gates_right: u64,
     /// Gates whose bytes were wrong: none, ever.
@@ -222,12 +233,12 @@ impl Actor {
 
     /// Does what can be done without waiting; true when something was.
     pub(super) fn act(&mut self, now: Time, session: &mut Session) -> Result<bool, TpError> {
-        if let Some((gate, seq)) = self.under {
+        if let Some(under) = self.under {
             if session.in_gate() || session.error().is_some() {
                 return Ok(false);
             }
             self.under = None;
-            self.judge(gate, seq);
+            self.judge(under);
         }
         let Some(task) = self.tasks.front().filter(|_| self.ready).cloned() else {
             return Ok(false);
@@ -295,20 +306,40 @@ impl Actor {
             buffer.clear();
             buffer.resize(bytes, 0xee);
         }
-        session.gate_begin(now, gate, &self.out)?;
-        self.under = Some((gate, count));
+        let way = session.way(bytes);
+        match way {
+            Way::OneShot => session.gate_begin(now, gate, &self.out)?,
+            Way::Ring => session.ring_begin(now, gate, &self.out)?,
+        };
+        self.under = Some(Under { gate, count, way });
         Ok(())
     }
 
-    fn judge(&mut self, gate: Gate, count: u64) {
-        let mut right = true;
-        let mut want = Vec::new();
-        for (peer, found) in (0..).zip(&self.incoming) {
-            if peer != self.rank {
-                fill(&mut want, found.len(), peer, gate, count);
-                right &= want == *found;
+    /// Whether bytes go round just now.
+    pub(super) fn in_ring(&self) -> bool {
+        self.under.is_some_and(|under| under.way == Way::Ring)
+    }
+
+    fn judge(&mut self, under: Under) {
+        let Under { gate, count, way } = under;
+        let part = |peer, bytes| {
+            let mut part = Vec::new();
+            fill(&mut part, bytes, peer, gate, count);
+            part
+        };
+        let right = match way {
+            Way::OneShot => (0..)
+                .zip(&self.incoming)
+                .filter(|(peer, _)| *peer != self.rank)
+                .all(|(peer, found)| part(peer, found.len()) == *found),
+            Way::Ring => {
+                let bytes = self.out.len();
+                let parts: Vec<Vec<u8>> = (0..self.ranks).map(|peer| part(peer, bytes)).collect();
+                let mut sum = vec![0; bytes];
+                sum_in_order(&mut sum, parts.iter().map(Vec::as_slice));
+                sum == self.out
             }
-        }
+        };
         if right {
             self.gates_right += 1;
         } else {
@@ -392,13 +423,15 @@ fn send(now: Time, task: &Task, session: &mut Session) -> Result<(), TpError> {
     }
 }
 
-/// Bytes that no other rank, gate or time has.
+/// Bytes that no other rank, gate or time has: small numbers, whose sums depend on their order.
 fn fill(buffer: &mut Vec<u8>, bytes: usize, rank: u32, gate: Gate, count: u64) {
     let place = u64::from(gate.layer) << 32 | u64::from(rank) << 8 | u64::from(gate.name.code());
     let mut draw = Draw::new(place ^ count.wrapping_mul(0x0100_0000_01b3));
     buffer.clear();
     while buffer.len() < bytes {
-        buffer.extend_from_slice(&draw.next().to_le_bytes());
+        // Exponents below that of 2: finite, and so are the sums of all ranks.
+        let numbers = draw.next() & 0xbfff_ffff_bfff_ffff;
+        buffer.extend_from_slice(&numbers.to_le_bytes());
     }
     buffer.truncate(bytes);
 }

@@ -1,5 +1,6 @@
 //! What happens in a run, as data.
 
+use ds4_engine::tp::exchange::Ways;
 use ds4_engine::tp::trust::Channel;
 
 /// What happens to a segment: what one write put on a connection.
@@ -116,6 +117,8 @@ pub struct LinkPlan {
     pub jitter_ns: u64,
     /// Whether payloads of gates carry checksums.
     pub payload_crc: bool,
+    /// Which sums go straight and which round a ring, and in which pieces.
+    pub ways: Ways,
     /// Whether the ranks' clocks differ in start and speed.
     pub skewed_clocks: bool,
     /// Faults of connections.
@@ -138,6 +141,11 @@ impl LinkPlan {
             latency_ns: 10_000,
             jitter_ns: 5_000,
             payload_crc: true,
+            // Single vectors go straight, batches and prompts round.
+            ways: Ways {
+                one_shot_bytes_max: 64 * ranks.saturating_sub(1),
+                piece_bytes: 48,
+            },
             skewed_clocks: false,
             link_faults: Vec::new(),
             rank_faults: Vec::new(),
@@ -148,10 +156,11 @@ impl LinkPlan {
     #[must_use]
     pub fn random(seed: u64) -> Self {
         let mut draw = Draw::new(seed);
-        let ranks = match draw.below(8) {
-            0 => 3,
-            1 => 4,
-            _ => 2,
+        let ranks = match draw.below(16) {
+            0..=7 => 2,
+            8..=11 => 3,
+            12..=14 => 4,
+            _ => 5 + draw.small(4),
         };
         let mut plan = Self {
             n_layer: 1 + draw.small(3),
@@ -166,6 +175,9 @@ impl LinkPlan {
             skewed_clocks: draw.below(2) == 0,
             ..Self::quiet(seed, ranks)
         };
+        // From everything round to everything straight.
+        plan.ways.one_shot_bytes_max = draw.small(3) * 500 * (ranks - 1);
+        plan.ways.piece_bytes = 4 + 4 * draw.small(60);
         // Some runs have none, most have one, few have several at once.
         let faults = match draw.below(8) {
             0 => 0,

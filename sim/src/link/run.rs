@@ -276,7 +276,7 @@ impl<'a> World<'a> {
                     dialect: Dialect::Native,
                 };
                 Node {
-                    session: Session::new(skew.local(0), config),
+                    session: Session::with_ways(skew.local(0), config, plan.ways),
                     actor: Actor::new(rank, layout, schedule, plan.seed, plan.tokens),
                     skew,
                     steps: 0,
@@ -559,6 +559,10 @@ impl<'a> World<'a> {
                     moved = true;
                 }
             }
+            Channel::Data if node.actor.in_ring() => {
+                moved |= write_ring(now, node, peer, writing);
+                moved |= read_ring(now, local, node, peer, reading);
+            }
             Channel::Data => {
                 moved |= write_gate(now, node, peer, writing);
                 moved |= read_gate(now, local, node, peer, reading);
@@ -689,6 +693,48 @@ fn read_gate(now: u64, local: Time, node: &mut Node, peer: u32, pipe: &mut Pipe)
             .gate_read(local, peer, count, incoming)
             .is_err()
         {
+            return true;
+        }
+    }
+}
+
+fn write_ring(now: u64, node: &mut Node, peer: u32, pipe: &mut Pipe) -> bool {
+    let mut moved = false;
+    loop {
+        let Some((next, head, body)) = node.session.ring_to_write(&node.actor.out) else {
+            return moved;
+        };
+        let count = if next == peer {
+            pipe.write(now, &[head, body].concat())
+        } else {
+            0
+        };
+        if count == 0 {
+            return moved;
+        }
+        node.session.ring_wrote(count, &node.actor.out);
+        moved = true;
+    }
+}
+
+fn read_ring(now: u64, local: Time, node: &mut Node, peer: u32, pipe: &mut Pipe) -> bool {
+    let mut moved = false;
+    loop {
+        let vector = &mut node.actor.out;
+        let Some((before, head, body)) = node.session.ring_to_read(vector) else {
+            return moved;
+        };
+        let room = if head.is_empty() { body } else { head };
+        let count = if before == peer {
+            pipe.read(now, room)
+        } else {
+            0
+        };
+        if count == 0 {
+            return moved;
+        }
+        moved = true;
+        if node.session.ring_read(local, count, vector).is_err() {
             return true;
         }
     }

@@ -3,6 +3,7 @@
 use super::plan::{LinkFault, LinkFaultKind, LinkPlan, RankFault, RankFaultKind};
 use super::run::{Breach, run_links};
 use super::shrink::shrink_links;
+use ds4_engine::tp::exchange::Ways;
 use ds4_engine::tp::session::Phase;
 use ds4_engine::tp::trust::Channel;
 
@@ -106,6 +107,63 @@ fn every_segment_of_a_short_run_may_fail_in_every_way() {
                         ..LinkPlan::quiet(1, 2)
                     });
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn rings_of_three_and_four_ranks_end_right_or_in_errors_under_every_fault() {
+    let kinds = [
+        LinkFaultKind::Drop,
+        LinkFaultKind::Duplicate,
+        LinkFaultKind::Reorder,
+        LinkFaultKind::Corrupt { bit: 77 },
+        LinkFaultKind::Delay { ns: 450_000_000 },
+        LinkFaultKind::Cut,
+        LinkFaultKind::Stall,
+        LinkFaultKind::Break,
+    ];
+    // Every sum goes round, so that all bytes of a data connection are a ring's.
+    let ways = Ways {
+        one_shot_bytes_max: 0,
+        piece_bytes: 48,
+    };
+    let plan = |ranks| LinkPlan {
+        tokens: 1,
+        n_layer: 1,
+        ways,
+        ..LinkPlan::quiet(1, ranks)
+    };
+    for (ranks, from, to) in [(3, 0, 1), (3, 1, 2), (3, 2, 0), (4, 3, 0), (4, 0, 2)] {
+        assert!(run_links(&plan(ranks)).complete());
+        for segment in 0..30 {
+            for kind in kinds {
+                let fault = LinkFault {
+                    from,
+                    to,
+                    channel: Channel::Data,
+                    segment,
+                    kind,
+                };
+                check(&LinkPlan {
+                    link_faults: vec![fault],
+                    ..plan(ranks)
+                });
+            }
+        }
+    }
+    for rank in 0..4 {
+        for step in 0..120 {
+            for kind in [
+                RankFaultKind::Kill,
+                RankFaultKind::Stop { ns: 3_000_000_000 },
+            ] {
+                let fault = RankFault { rank, step, kind };
+                check(&LinkPlan {
+                    rank_faults: vec![fault],
+                    ..plan(4)
+                });
             }
         }
     }

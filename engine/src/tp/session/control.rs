@@ -202,7 +202,9 @@ impl Session {
         let bad = || Cause::Frame(FrameError::Payload(Kind::Hello));
         if let Some(own) = self.v7_hello() {
             let raw = payload.first_chunk().ok_or_else(bad)?;
-            let theirs = v7::Hello::decode(raw).ok_or_else(bad)?;
+            let found = raw.first_chunk().copied().map_or(0, u32::from_le_bytes);
+            let magic = Cause::Frame(FrameError::Ds4Magic(found));
+            let theirs = v7::Hello::decode(raw).ok_or(magic)?;
             own.check(&theirs).map_err(Cause::Hello)?;
         } else {
             let theirs = Hello::decode(payload).map_err(|_| bad())?;
@@ -369,8 +371,10 @@ impl Session {
                 )));
             }
         } else if kind == Kind::Stop {
+            // The leader is done with the gate; what others still send each other comes first.
             if self.current.is_some() {
-                return Err(unexpected);
+                link.owed = owed;
+                return Ok(false);
             }
         } else {
             match self.mirror.apply(&message) {

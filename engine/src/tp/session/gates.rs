@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::tp::error::{Cause, TpError};
-use crate::tp::frame::{GATE_BYTES_MAX, HEAD_BYTES, Head};
+use crate::tp::frame::{GATE_BYTES_MAX, HEAD_BYTES, Head, Piece};
 use crate::tp::schedule::{Gate, GateKind};
 use crate::tp::time::Time;
 use crate::tp::v7;
@@ -26,17 +26,10 @@ impl Session {
     /// # Errors
     /// The session has ended; or the call breaks the schedule, and nothing has changed.
     pub fn gate_begin(&mut self, now: Time, gate: Gate, out: &[u8]) -> Result<u64, TpError> {
-        if let Some(error) = &self.error {
-            return Err(error.clone());
-        }
-        let identity = &self.config.identity;
-        let bulk = !matches!(gate.kind, GateKind::Row);
-        let seq = if bulk { self.bulk_seq } else { self.row_seq };
-        self.check_gate(gate, seq, out.len())
-            .map_err(|why| self.misuse(why))?;
-        let crc = (identity.payload_crc && self.config.dialect == Dialect::Native)
+        let seq = self.check_begin(gate, out.len())?;
+        let crc = (self.config.identity.payload_crc && self.config.dialect == Dialect::Native)
             .then(|| crc32c::crc32c(out));
-        let head = Head::gate(gate, seq, 0, out.len(), crc)
+        let head = Head::gate(gate, seq, Piece::Part, out.len(), crc)
             .ok_or_else(|| self.misuse("the gate does not fit a frame".to_owned()))?;
         let encoded = match self.config.dialect {
             Dialect::Native => head.encode(),
@@ -54,12 +47,8 @@ impl Session {
         for link in &mut self.data {
             link.begin(gate, seq, head, encoded, out.len());
         }
-        self.current = Some(Current {
-            gate,
-            seq,
-            began: now,
-            due: now.after(self.gate_limit_ns(out.len())),
-        });
+        let due = now.after(self.gate_limit_ns(out.len()));
+        self.enter_gate(now, gate, seq, due);
         Ok(seq)
     }
 
@@ -122,13 +111,7 @@ impl Session {
         };
         match read {
             Ok(()) => Ok(self.settle_gate()),
-            Err(cause) => {
-                self.fail(now, peer, cause);
-                Err(self
-                    .error
-                    .clone()
-                    .unwrap_or_else(|| self.misuse(String::new())))
-            }
+            Err(cause) => Err(self.fail_gate(now, peer, cause)),
         }
     }
 
@@ -138,14 +121,72 @@ impl Session {
         self.current.is_some()
     }
 
-    fn settle_gate(&mut self) -> GateState {
+    /// What the gate under way still moves on a peer's path: whether bytes are to come, and whether
+    /// some are there to be sent.
+    #[must_use]
+    pub fn gate_wants(&self, peer: u32) -> (bool, bool) {
+        let Some(link) = self.data_ref(peer).filter(|_| self.current.is_some()) else {
+            return (false, false);
+        };
+        let Some(round) = &self.round else {
+            return (!link.came(), !link.sent());
+        };
+        let (reads, writes) = (peer == round.ring.before(), peer == round.ring.next());
+        (reads && !round.all_came(), writes && round.has_piece())
+    }
+
+    /// Whether the gate under way cannot end without more from, or more taken by, this peer.
+    pub(super) fn gate_needs(&self, link: &super::DataLink) -> bool {
+        match &self.round {
+            None => !link.done(),
+            Some(round) => {
+                (link.peer == round.ring.before() && !round.all_came())
+                    || (link.peer == round.ring.next() && !round.all_sent())
+            }
+        }
+    }
+
+    /// The next sequence number, if the gate is in order.
+    pub(super) fn check_begin(&self, gate: Gate, bytes: usize) -> Result<u64, TpError> {
+        if let Some(error) = &self.error {
+            return Err(error.clone());
+        }
+        let bulk = !matches!(gate.kind, GateKind::Row);
+        let seq = if bulk { self.bulk_seq } else { self.row_seq };
+        self.check_gate(gate, seq, bytes)
+            .map_err(|why| self.misuse(why))?;
+        Ok(seq)
+    }
+
+    pub(super) const fn enter_gate(&mut self, now: Time, gate: Gate, seq: u64, due: Time) {
+        self.current = Some(Current {
+            gate,
+            seq,
+            began: now,
+            due,
+        });
+    }
+
+    /// Ends the session for what came from a peer.
+    pub(super) fn fail_gate(&mut self, now: Time, peer: u32, cause: Cause) -> TpError {
+        self.fail(now, peer, cause);
+        let error = self.error.clone();
+        error.unwrap_or_else(|| self.misuse(String::new()))
+    }
+
+    pub(super) fn settle_gate(&mut self) -> GateState {
         let Some(current) = self.current else {
             return GateState::Done;
         };
-        if !self.data.iter().all(super::DataLink::done) {
+        let done = match &self.round {
+            None => self.data.iter().all(super::DataLink::done),
+            Some(round) => round.all_came() && round.all_sent(),
+        };
+        if !done {
             return GateState::Under;
         }
         self.current = None;
+        self.round = None;
         self.gates_done = self.gates_done.saturating_add(1);
         let count = match current.gate.kind {
             GateKind::Row => &mut self.row_seq,
@@ -193,7 +234,7 @@ impl Session {
         }
     }
 
-    fn gate_limit_ns(&self, bytes: usize) -> u64 {
+    pub(super) fn gate_limit_ns(&self, bytes: usize) -> u64 {
         let limits = &self.config.deadlines;
         let base = if self.gates_done == 0 {
             limits.first_gate_ns.max(limits.gate_ns)
@@ -204,7 +245,7 @@ impl Session {
         base.saturating_add(mib.saturating_mul(limits.gate_ns_per_mib))
     }
 
-    fn misuse(&self, why: String) -> TpError {
+    pub(super) fn misuse(&self, why: String) -> TpError {
         TpError {
             rank: self.config.rank,
             at: self.position(),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::tp::error::Cause;
-use crate::tp::frame::{FrameError, HEAD_BYTES, Head, Kind, MAGIC, push_control};
+use crate::tp::frame::{FrameError, HEAD_BYTES, Head, Kind, push_control};
 use crate::tp::hello::Hello;
 use crate::tp::mirror::Owed;
 use crate::tp::schedule::{Gate, GateKind};
@@ -218,6 +218,11 @@ impl ControlLink {
             .is_some_and(|incoming| self.body_filled >= incoming.bytes)
     }
 
+    /// Whether bytes of a frame are there and others are not.
+    pub(super) fn cut(&self) -> bool {
+        self.head_filled > 0 || (self.current.is_some() && !self.complete())
+    }
+
     fn head_bytes(&self, dialect: Dialect) -> usize {
         match dialect {
             Dialect::Native => HEAD_BYTES,
@@ -256,9 +261,8 @@ impl ControlLink {
             }
             Dialect::Ds4V7 { .. } => {
                 let head = self.head.first_chunk::<{ v7::HEAD_BYTES }>();
-                let (kind, bytes) = head.and_then(v7::decode_head).ok_or(FrameError::Magic(
-                    self.head.first_chunk().copied().unwrap_or(MAGIC),
-                ))?;
+                let head = head.ok_or(FrameError::Ds4Magic(0))?;
+                let (kind, bytes) = v7::decode_head(head).ok_or_else(|| v7::head_error(head))?;
                 Ok(Incoming {
                     kind,
                     bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
@@ -356,7 +360,15 @@ impl DataLink {
     }
 
     pub(super) const fn done(&self) -> bool {
-        self.out_done >= self.out_bytes && self.in_done >= self.in_bytes
+        self.sent() && self.came()
+    }
+
+    pub(super) const fn sent(&self) -> bool {
+        self.out_done >= self.out_bytes
+    }
+
+    pub(super) const fn came(&self) -> bool {
+        self.in_done >= self.in_bytes
     }
 
     /// How many bytes of the gate came.
@@ -450,7 +462,7 @@ impl DataLink {
     }
 }
 
-fn describe(head: &Head) -> String {
+pub(super) fn describe(head: &Head) -> String {
     let kind = if head.kind == Kind::BatchGate {
         GateKind::Batch {
             rows: u32::from(head.rows),
@@ -466,7 +478,8 @@ fn describe(head: &Head) -> String {
         Some((layer, name)) => {
             let layer = u32::from(layer);
             let gate = Gate { layer, name, kind };
-            format!("{gate} ({} bytes) sequence {}", head.bytes, head.seq)
+            let (piece, bytes, seq) = (head.piece, head.bytes, head.seq);
+            format!("{gate} ({piece}, {bytes} bytes) sequence {seq}")
         }
         None => format!("a {} frame", head.kind.name()),
     }

@@ -9,6 +9,7 @@ mod commands;
 mod control;
 mod gates;
 mod link;
+mod ring;
 
 use std::collections::VecDeque;
 
@@ -16,7 +17,8 @@ pub use gates::GateState;
 
 use super::command::Message;
 use super::error::{Cause, Position, TpError, Wait};
-use super::frame::Kind;
+use super::exchange::Ways;
+use super::frame::{FrameError, Kind};
 use super::hello::{Hello, Identity};
 use super::mirror::{Mirror, Strictness};
 use super::schedule::Gate;
@@ -26,6 +28,7 @@ use super::transport::{Transport, TransportSet};
 use super::trust::Channel;
 use super::v7;
 use link::{ControlLink, DataLink};
+use ring::Round;
 
 /// Which protocol is spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +149,10 @@ pub struct Session {
     bulk_seq: u64,
     gates_done: u64,
     current: Option<Current>,
+    /// The ring under way, if the gate takes that way.
+    round: Option<Round>,
+    /// Where a ring's partial sums come in.
+    staging: Vec<u8>,
     error: Option<TpError>,
     scratch: Vec<u8>,
 }
@@ -181,10 +188,21 @@ impl Session {
             bulk_seq: 1,
             gates_done: 0,
             current: None,
+            round: None,
+            staging: Vec::new(),
             error: None,
             scratch: Vec::new(),
             config,
         }
+    }
+
+    /// The same with other limits of the two ways of a sum than the usual ones. All ranks must have
+    /// the same; the hello compares them.
+    #[must_use]
+    pub fn with_ways(now: Time, config: Config, ways: Ways) -> Self {
+        let mut session = Self::new(now, config);
+        session.hello.ways = ways;
+        session
     }
 
     /// The own rank.
@@ -237,6 +255,14 @@ impl Session {
         }
     }
 
+    /// Whether a peer has said who it is, and fits.
+    #[must_use]
+    pub fn greeted(&self, peer: u32) -> bool {
+        self.control
+            .iter()
+            .any(|link| link.peer == peer && link.fits)
+    }
+
     /// Whether a peer's connection is missing: what a listener asks before it lets one in.
     #[must_use]
     pub fn awaits(&self, peer: u32, channel: Channel) -> bool {
@@ -287,11 +313,18 @@ impl Session {
     pub fn closed(&mut self, now: Time, peer: u32, channel: Channel) {
         match channel {
             Channel::Control => {
+                let mut cut = false;
                 if let Some(link) = self.control_mut(peer) {
                     link.closed = true;
+                    cut = link.cut();
                 }
                 if !self.may_close(peer) {
-                    self.fail(now, peer, Cause::Closed(Channel::Control));
+                    let cause = if cut {
+                        Cause::Frame(FrameError::Cut)
+                    } else {
+                        Cause::Closed(Channel::Control)
+                    };
+                    self.fail(now, peer, cause);
                 }
             }
             Channel::Data => {
@@ -361,13 +394,14 @@ impl Session {
         if let Some(current) = &self.current {
             next = next.min(current.due);
         }
+        next = next.min(self.hello_due().map_or(Time::NEVER, |(_, due)| due));
         for link in self.control.iter().filter(|link| link.usable()) {
             next = next.min(link.hash_due);
             if let Some(owed) = link.owed.front().filter(|_| self.config.rank == 0) {
                 next = next.min(owed.due);
             }
             if self.config.dialect == Dialect::Native {
-                next = next.min(link.last_out.after(limits.idle_ns / 3));
+                next = next.min(link.last_out.after(self.quiet_ns()));
                 // What waits here to be taken keeps later signs of life from being read.
                 if !link.complete() {
                     next = next.min(link.last_in.after(limits.idle_ns));
@@ -386,7 +420,7 @@ impl Session {
             self.fail(now, peer, cause);
             return;
         }
-        let (dialect, quiet) = (self.config.dialect, self.config.deadlines.idle_ns / 3);
+        let (dialect, quiet) = (self.config.dialect, self.quiet_ns());
         if dialect == Dialect::Native {
             for link in &mut self.control {
                 if link.usable() && now >= link.last_out.after(quiet) {
@@ -404,9 +438,18 @@ impl Session {
             waited_ns: now.since(since),
         };
         if let Some(current) = self.current.filter(|current| now >= current.due) {
-            let slowest = self.data.iter().filter(|link| !link.done());
-            let peer = slowest.min_by_key(|link| link.arrived())?.peer;
+            if let Some(peer) = self.silent_in_ring(now) {
+                return Some((peer, cause(Wait::Gate, current.began)));
+            }
+            let suspect = self.round.as_ref().map(Round::suspect);
+            let needed = self.data.iter().filter(|link| self.gate_needs(link));
+            let slowest = |link: &&DataLink| (Some(link.peer) != suspect, link.arrived());
+            let peer = needed.min_by_key(slowest)?.peer;
             return Some((peer, cause(Wait::Gate, current.began)));
+        }
+        if let Some((peer, _)) = self.hello_due().filter(|(_, due)| now >= *due) {
+            let since = Time(now.0.saturating_sub(limits.hello_ns));
+            return Some((peer, cause(Wait::Hello, since)));
         }
         let phase = match self.phase {
             Phase::Connecting => Some((Wait::Connect, limits.connect_ns)),
@@ -435,6 +478,39 @@ impl Session {
             .map(|(peer, _)| (peer, Cause::Closed(Channel::Data)))
     }
 
+    /// How long a control connection may be quiet before a sign of life is sent. In a ring that is
+    /// held up they come often enough to tell who has stopped from who waits for him.
+    fn quiet_ns(&self) -> u64 {
+        let quiet = self.config.deadlines.idle_ns / 3;
+        match &self.round {
+            Some(round) => quiet.min(round.limit_ns / 4),
+            None => quiet,
+        }
+    }
+
+    /// Who has given no sign of life for half of the time that a ring may take.
+    fn silent_in_ring(&self, now: Time) -> Option<u32> {
+        let silence_ns = self.round.as_ref()?.limit_ns / 2;
+        let mut links = self.control.iter().filter(|link| link.usable());
+        let silent = links.find(|link| !link.complete() && now.since(link.last_in) >= silence_ns);
+        silent.map(|link| link.peer)
+    }
+
+    /// In ds4's own protocol the data connection is dialled only after the hellos: whose hello is
+    /// missing, and until when it may be.
+    fn hello_due(&self) -> Option<(u32, Time)> {
+        let first = self.phase == Phase::Connecting && self.config.dialect != Dialect::Native;
+        let mut missing = self
+            .control
+            .iter()
+            .filter(|link| link.attached && !link.fits);
+        let link = missing.next().filter(|_| first)?;
+        Some((
+            link.peer,
+            link.last_out.after(self.config.deadlines.hello_ns),
+        ))
+    }
+
     /// A data connection that ended and is needed still, and until when its peer may say why.
     ///
     /// Between gates nobody needs it: peers that are done close theirs while others wait to hear
@@ -448,7 +524,7 @@ impl Session {
         let grace = self.config.deadlines.close_ns / 4;
         self.data.iter().find_map(|link| {
             let closed_at = link.closed_at?;
-            let needed = self.current.is_none() || !link.done();
+            let needed = self.current.is_none() || self.gate_needs(link);
             needed.then(|| (link.peer, closed_at.max(began).after(grace)))
         })
     }
@@ -505,6 +581,7 @@ impl Session {
         }
         self.enter(now, Phase::Failed);
         self.current = None;
+        self.round = None;
         self.error = Some(error);
         self.notes.push_back(Note::Failed);
     }

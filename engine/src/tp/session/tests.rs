@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::tp::command::{Item, Items, Tokens};
+use crate::tp::frame::Piece;
 use crate::tp::schedule::{GateKind, GateName, Schedule, Work};
 use crate::tp::slab::{SlabGeometry, SlabLayout};
 use serde_json::Value;
@@ -305,13 +306,43 @@ fn damaged_and_foreign_gates_end_both_sides_with_the_place() {
     let mut pair = Pair::ready(both());
     pair.ends[0].gate_begin(now, row(1), &[1; 12]).unwrap();
     let crc = Some(0);
-    let head = crate::tp::frame::Head::gate(row(1), 2, 0, 12, crc).unwrap();
+    let head = crate::tp::frame::Head::gate(row(1), 2, Piece::Part, 12, crc).unwrap();
     pair.ends[0]
         .gate_to_read(1)
         .0
         .copy_from_slice(&head.encode());
     let error = pair.ends[0].gate_read(now, 1, 32, &[0; 12]).unwrap_err();
     assert!(error.to_string().contains("gate desync"), "{error}");
+}
+
+#[test]
+fn a_stop_that_overtakes_the_last_bytes_of_a_gate_waits_for_them() {
+    let mut pair = Pair::ready(both());
+    let now = pair.now;
+    for end in 0..2 {
+        pair.ends[end].gate_begin(now, row(1), &[7; 12]).unwrap();
+        let bytes = 32 + 12;
+        pair.ends[end].gate_wrote(RANKS[1 - end], bytes);
+    }
+    let head = pair.ends[1].gate_to_write(0).0.to_vec();
+    assert!(head.is_empty(), "everything was written");
+    let crc = Some(crc32c::crc32c(&[7; 12]));
+    let head = crate::tp::frame::Head::gate(row(1), 1, Piece::Part, 12, crc).unwrap();
+    let arrive = |end: usize, ends: &mut [Session; 2]| {
+        let peer = RANKS[1 - end];
+        let room = ends[end].gate_to_read(peer).0;
+        room.copy_from_slice(&head.encode());
+        ends[end].gate_read(now, peer, 44, &[7; 12]).unwrap();
+    };
+    arrive(0, &mut pair.ends);
+    pair.ends[0].stop(now).unwrap();
+    pair.control();
+    assert_eq!(pair.event(1), None);
+    assert!(pair.ends[1].in_gate());
+    arrive(1, &mut pair.ends);
+    assert_eq!(pair.event(1), Some(Event::Finished));
+    pair.control();
+    assert_eq!(pair.event(0), Some(Event::Finished));
 }
 
 #[test]

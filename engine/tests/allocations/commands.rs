@@ -1,16 +1,10 @@
-//! Ranks at work ask for no memory: counted, over TCP, over TCP encrypted, and over shared memory.
-#![cfg(target_os = "linux")]
-#![expect(
-    clippy::unwrap_used,
-    unsafe_code,
-    reason = "a failed step is a failed test; an allocator is unsafe by its trait"
-)]
+//! Two ranks with commands, answers and hashes, over TCP, over TCP encrypted, and over shared memory.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
+use allocation_counter::measure;
 use ds4_engine::tp::command::Message;
 use ds4_engine::tp::hello::Identity;
 use ds4_engine::tp::schedule::{Schedule, Work};
@@ -20,41 +14,6 @@ use ds4_engine::tp::time::Deadlines;
 use ds4_engine::tp::transport::{Transport, TransportSet};
 use ds4_engine::tp::trust::Key;
 use ds4_engine::transport::{Listening, Rank, Rdma, Remote, Said, Setup, Wait};
-
-/// The system's allocator, and how often it was asked while it mattered.
-struct Counted;
-
-static COUNTING: AtomicBool = AtomicBool::new(false);
-static ASKED: AtomicU64 = AtomicU64::new(0);
-
-fn asked() {
-    if COUNTING.load(Ordering::Relaxed) {
-        ASKED.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: every call is the system allocator's own, with the caller's arguments.
-unsafe impl GlobalAlloc for Counted {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        asked();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(place, layout) }
-    }
-
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        asked();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(place, layout, bytes) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counted = Counted;
 
 const LAYERS: u32 = 4;
 const WIDTH: u32 = 1024;
@@ -171,7 +130,7 @@ impl Worker {
     }
 }
 
-fn lead(setup: Setup, both: &Barrier) {
+fn lead(setup: Setup, both: &Barrier) -> u64 {
     let mut worker = Worker::open(setup);
     let message = Message::SessionCreate {
         session: SESSION,
@@ -183,18 +142,12 @@ fn lead(setup: Setup, both: &Barrier) {
         worker.ask(number);
     }
     both.wait();
-    COUNTING.store(true, Ordering::SeqCst);
-    both.wait();
-    for number in 0..TOKENS {
-        worker.ask(number);
-    }
-    both.wait();
-    COUNTING.store(false, Ordering::SeqCst);
-    both.wait();
+    let taken = measure(|| (0..TOKENS).for_each(|number| worker.ask(number)));
     worker.rank.finish().unwrap();
+    taken.count_total
 }
 
-fn follow(setup: Setup, both: &Barrier) {
+fn follow(setup: Setup, both: &Barrier) -> u64 {
     let mut worker = Worker::open(setup);
     let Said::Message(mail) = worker.rank.hear().unwrap() else {
         panic!("a session was awaited");
@@ -209,13 +162,9 @@ fn follow(setup: Setup, both: &Barrier) {
         worker.obey(number);
     }
     both.wait();
-    both.wait();
-    for number in 0..TOKENS {
-        worker.obey(number);
-    }
-    both.wait();
-    both.wait();
+    let taken = measure(|| (0..TOKENS).for_each(|number| worker.obey(number)));
     while !matches!(worker.rank.hear().unwrap(), Said::Finished) {}
+    taken.count_total
 }
 
 #[test]
@@ -231,9 +180,8 @@ fn eight_thousand_gates_and_a_thousand_commands_ask_for_no_memory() {
         let both = Arc::new(Barrier::new(2));
         let there = Arc::clone(&both);
         let leader = thread::spawn(move || lead(setup(0, link, Some(listening), port), &there));
-        follow(setup(1, link, None, port), &both);
-        leader.join().unwrap();
-        let asked = ASKED.swap(0, Ordering::SeqCst);
-        assert_eq!(asked, 0, "{link:?}: memory was asked for {asked} times");
+        let followed = follow(setup(1, link, None, port), &both);
+        let led = leader.join().unwrap();
+        assert_eq!((led, followed), (0, 0), "{link:?}: memory was asked for");
     }
 }

@@ -1,0 +1,217 @@
+//! Meeting a rank that speaks ds4's own protocol: two bare connections to the leader's port, control
+//! first, data once both hellos fit.
+//!
+//! Nothing there proves who connects. So much is done without a word more on the wire: who does not
+//! begin with a hello is sent away and the next one let in, and the data connection is the next one
+//! from the address of the control connection.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::Setup;
+use super::dialling::Dialling;
+use super::rank::{LOOK, LinkError, Rank, Said, Sleepers};
+use super::sockets::tune;
+use super::wait::timespec;
+use super::wire::Wire;
+use crate::tp::session::Phase;
+use crate::tp::time::Time;
+use crate::tp::transport::Transport;
+use crate::tp::trust::Channel;
+use crate::tp::v7;
+
+/// How long a connection may take to say its hello.
+const HELLO_NS: u64 = 5_000_000_000;
+/// How many may be at it at once; beyond, the oldest must go.
+const AT_ONCE: usize = 64;
+
+/// Brings a rank up beside another one of ds4's own protocol.
+pub(super) fn open(setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Rank, LinkError> {
+    let ranks = setup.config.identity.layout.geometry().ranks;
+    if ranks != 2 {
+        return Err(LinkError::Setup(format!(
+            "ds4's own protocol joins two ranks, not {ranks}"
+        )));
+    }
+    let mut rank = Rank::new(&setup);
+    let met = if setup.config.rank == 0 {
+        lead(setup, &mut rank, notice)
+    } else {
+        follow(setup, &mut rank, notice)
+    };
+    if let Err(error) = met.and_then(|()| become_ready(&mut rank)) {
+        rank.close();
+        return Err(error);
+    }
+    rank.chosen = Transport::Tcp;
+    "ds4's own protocol has no other here".clone_into(&mut rank.reason);
+    Ok(rank)
+}
+
+fn become_ready(rank: &mut Rank) -> Result<(), LinkError> {
+    match rank.hear()? {
+        Said::Ready(_) => Ok(()),
+        Said::Probe(_)
+        | Said::Message(_)
+        | Said::InStep { .. }
+        | Said::CheckStep { .. }
+        | Said::Finished => Err(LinkError::Setup(
+            "the peer spoke before the ranks were together".to_owned(),
+        )),
+    }
+}
+
+/// A connection that has said nothing yet, or not enough.
+struct Guest {
+    stream: TcpStream,
+    from: SocketAddr,
+    until: Time,
+}
+
+fn lead(setup: Setup, rank: &mut Rank, notice: &mut dyn FnMut(&str)) -> Result<(), LinkError> {
+    let mut guests: Vec<Guest> = Vec::new();
+    let mut peer: Option<IpAddr> = None;
+    while rank.session.phase() == Phase::Connecting {
+        let now = rank.clock.now();
+        let sockets = setup.listening.iter().flat_map(|it| &it.sockets);
+        for socket in sockets.clone() {
+            // A bound, so that a flood of connections cannot keep the rank here.
+            for _ in 0..AT_ONCE {
+                let Ok((stream, from)) = socket.accept() else {
+                    break;
+                };
+                if tune(&stream, setup.buffer_bytes).is_err() {
+                    continue;
+                }
+                match peer {
+                    None => guests.push(Guest {
+                        stream,
+                        from,
+                        until: now.after(HELLO_NS),
+                    }),
+                    Some(ip) if ip == from.ip() && rank.session.greeted(1) => {
+                        if rank.attach(now, 1, Channel::Data, Wire::new(stream, None)) {
+                            notice("rank 1: data connection is there");
+                        }
+                    }
+                    Some(_) => notice(&format!("refused a connection from {from}: not the peer")),
+                }
+            }
+        }
+        if guests.len() > AT_ONCE {
+            guests.drain(..guests.len().saturating_sub(AT_ONCE));
+        }
+        for guest in std::mem::take(&mut guests) {
+            match guest.judge(now) {
+                Judged::Waits => guests.push(guest),
+                Judged::Gone(why) => {
+                    notice(&format!("refused a connection from {}: {why}", guest.from));
+                }
+                Judged::Greets if peer.is_none() => {
+                    peer = Some(guest.from.ip());
+                    rank.attach(now, 1, Channel::Control, Wire::new(guest.stream, None));
+                    notice("rank 1: control connection is there");
+                }
+                Judged::Greets => {}
+            }
+        }
+        if peer.is_some() {
+            // Who was there before the peer is not its data connection.
+            guests.clear();
+        }
+        step(rank, now, None)?;
+        if rank.session.phase() == Phase::Connecting {
+            let mut fds = Sleepers::new();
+            fds.extend(sockets.map(|it| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::IN)));
+            // Half a hello keeps a socket readable: it is looked at again after a while.
+            let quiet = guests.iter().filter(|guest| guest.said() == 0);
+            fds.extend(quiet.map(|it| PollFd::from_borrowed_fd(it.stream.as_fd(), PollFlags::IN)));
+            sleep(rank, fds);
+        }
+    }
+    Ok(())
+}
+
+enum Judged {
+    Waits,
+    Greets,
+    Gone(String),
+}
+
+impl Guest {
+    /// How many bytes of a hello are there.
+    fn said(&self) -> usize {
+        self.stream.peek(&mut [0; v7::HELLO_BYTES]).unwrap_or(0)
+    }
+
+    /// Looks at what is there and leaves it there.
+    fn judge(&self, now: Time) -> Judged {
+        let mut bytes = [0; v7::HELLO_BYTES];
+        match self.stream.peek(&mut bytes) {
+            Ok(0) => Judged::Gone("it went away without a hello".to_owned()),
+            Ok(count) if !v7::begins_hello(bytes.get(..count).unwrap_or_default()) => {
+                Judged::Gone("what it says is no hello of ds4".to_owned())
+            }
+            Ok(v7::HELLO_BYTES) => Judged::Greets,
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Judged::Gone(error.to_string()),
+            Ok(_) | Err(_) if now < self.until => Judged::Waits,
+            Ok(_) | Err(_) => Judged::Gone("it said no hello in time".to_owned()),
+        }
+    }
+}
+
+fn follow(setup: Setup, rank: &mut Rank, notice: &mut dyn FnMut(&str)) -> Result<(), LinkError> {
+    let remote = setup.remotes.into_iter().find(|it| it.rank == 0);
+    let remote =
+        remote.ok_or_else(|| LinkError::Setup("the address of rank 0 is not known".to_owned()))?;
+    let dial = |channel, now| Dialling::new(remote.clone(), channel, setup.buffer_bytes, now);
+    let mut dialling = Some(dial(Channel::Control, rank.clock.now()));
+    let mut told = false;
+    while rank.session.phase() == Phase::Connecting {
+        let now = rank.clock.now();
+        if let Some(made) = &mut dialling {
+            match made.step(now, &|_, _| Ok(None)).map_err(LinkError::Setup)? {
+                Some((made, stream)) => {
+                    rank.attach(now, made.peer, made.channel, stream);
+                    dialling = None;
+                }
+                None => {
+                    if let Some(why) = made.failure.as_ref().filter(|_| !told) {
+                        told = true;
+                        notice(&format!("rank 0 is not there yet ({why}); trying again"));
+                    }
+                }
+            }
+        }
+        let last = dialling.as_ref().and_then(|it| it.failure.clone());
+        step(rank, now, last)?;
+        let data = rank.session.awaits(0, Channel::Data) && rank.session.greeted(0);
+        if data && dialling.is_none() {
+            dialling = Some(dial(Channel::Data, now));
+        } else if rank.session.phase() == Phase::Connecting {
+            let stream = dialling.as_ref().and_then(Dialling::stream);
+            let fds = stream.map(|(it, _)| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::OUT));
+            sleep(rank, fds.into_iter().collect());
+        }
+    }
+    Ok(())
+}
+
+/// Moves what the control connection has, and looks whether the session has ended.
+fn step(rank: &mut Rank, now: Time, last: Option<String>) -> Result<(), LinkError> {
+    rank.serve_links(now);
+    match rank.session.error() {
+        Some(error) => Err(LinkError::Session(error.clone(), last)),
+        None => Ok(()),
+    }
+}
+
+fn sleep<'a>(rank: &'a Rank, mut fds: Sleepers<'a>) {
+    rank.push_control(&mut fds);
+    let limit = timespec(rank.nap(Time::NEVER, LOOK));
+    // An interrupted wait is a short one.
+    let _ = poll(&mut fds, Some(&limit));
+}
