@@ -32,14 +32,13 @@ pub struct Ways {
 }
 
 impl Default for Ways {
-    /// Between two needs. Where ranks share cores, the bytes of all of them count, of which a ring moves
-    /// fewer by the factor N / 2: measured with `ds4 bench sum` on two cores, it is the quicker way
-    /// from about 128 KiB out of each rank on through shared memory, and over TCP from the smallest
-    /// sums on. Where each rank has a core or a host of its own, hops count, of which a ring has
-    /// 2 (N − 1): single vectors of the largest model (28 KiB) go straight with eight ranks.
+    /// Where each rank has a core of its own the two ways cross between 384 and 900 KiB out of each
+    /// rank, with four and eight ranks, through shared memory and over TCP (`ds4 bench sum` on 32
+    /// cores of a host of two H200, 2026-11-30): hops count, of which a ring has 2 (N − 1). Where
+    /// ranks share cores the ring is the quicker way sooner.
     fn default() -> Self {
         Self {
-            one_shot_bytes_max: 256 << 10,
+            one_shot_bytes_max: 512 << 10,
             piece_bytes: 64 << 10,
         }
     }
