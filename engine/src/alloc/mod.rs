@@ -132,12 +132,12 @@ impl Allocator {
             self.note_orphan(request.mask);
         }
         // Most requests are granted by their first candidate, without room for reasons.
-        let Some(first) = least_loaded(found.mask, |id| self.load(id)) else {
+        let Some((id, device)) = self.least_loaded(found.mask) else {
             return Err(self.refuse(request, RefusalCause::Tried(CandidateRefusals::new())));
         };
-        match self.try_one(request, &ask, first, found.orphaned) {
+        match self.try_one(request, &ask, id, device, found.orphaned) {
             Ok(allocation) => Ok(allocation),
-            Err(refused) => self.allocate_elsewhere(request, &ask, &found, first, refused),
+            Err(refused) => self.allocate_elsewhere(request, &ask, &found, (id, device), refused),
         }
     }
 
@@ -147,12 +147,12 @@ impl Allocator {
         request: &Request,
         ask: &Ask,
         found: &Candidates,
-        first: DeviceId,
+        (first, device): (DeviceId, &Device),
         refused: Refused,
     ) -> Result<Allocation, AllocError> {
         let rest = found.mask.without(DeviceMask::only(first));
         let mut reasons = CandidateRefusals::new();
-        self.note_refused(first, refused, rest.is_empty(), &mut reasons);
+        Self::note_refused(first, device, refused, rest.is_empty(), &mut reasons);
         match self.try_each(request, ask, rest, found.orphaned, true, &mut reasons) {
             Some(allocation) => Ok(allocation),
             None => Err(self.refuse(request, RefusalCause::Tried(reasons))),
@@ -217,11 +217,13 @@ impl Allocator {
         reasons: &mut CandidateRefusals,
     ) -> Option<Allocation> {
         let mut rest = mask;
-        while let Some(id) = least_loaded(rest, |id| self.load(id)) {
+        while let Some((id, device)) = self.least_loaded(rest) {
             rest = rest.without(DeviceMask::only(id));
-            match self.try_one(request, ask, id, orphaned) {
+            match self.try_one(request, ask, id, device, orphaned) {
                 Ok(allocation) => return Some(allocation),
-                Err(refused) => self.note_refused(id, refused, last && rest.is_empty(), reasons),
+                Err(refused) => {
+                    Self::note_refused(id, device, refused, last && rest.is_empty(), reasons);
+                }
             }
         }
         None
@@ -230,15 +232,12 @@ impl Allocator {
     /// Counts a candidate's refusal and adds it to the reasons.
     #[inline]
     fn note_refused(
-        &self,
         id: DeviceId,
+        device: &Device,
         (used_bytes, reason): Refused,
         ends: bool,
         reasons: &mut CandidateRefusals,
     ) {
-        let Some(device) = self.devices.get(id.index()) else {
-            return;
-        };
         device.gauge.count_refusal(ends);
         reasons.push(CandidateRefusal {
             device: id,
@@ -255,11 +254,9 @@ impl Allocator {
         request: &Request,
         ask: &Ask,
         id: DeviceId,
+        device: &Device,
         orphaned: bool,
     ) -> Result<Allocation, Refused> {
-        let Some(device) = self.devices.get(id.index()) else {
-            return Err((0, RefusalReason::Budget));
-        };
         let asked_bytes = u64::from(ask.units) * UNIT_BYTES;
         if let Some(largest_free_bytes) = device.gauge.refuses(asked_bytes)
             && device.knows(ask.stream)
@@ -468,6 +465,12 @@ impl Allocator {
             first_error = first_error.and(closed);
         }
         first_error
+    }
+
+    #[inline]
+    fn least_loaded(&self, mask: DeviceMask) -> Option<(DeviceId, &Device)> {
+        let id = least_loaded(mask, |id| self.load(id))?;
+        Some((id, self.devices.get(id.index())?))
     }
 
     #[inline]
