@@ -150,14 +150,12 @@ impl DeviceGates {
             ends: [one, two],
             most_bytes,
         };
-        match gates.connect(deadline) {
-            Ok(()) => Ok(gates),
-            Err(error) => {
-                give_back(allocator, &one);
-                give_back(allocator, &two);
-                Err(error.into())
-            }
+        if let Err(error) = gates.connect(deadline) {
+            // What has failed already is the error.
+            let _ = gates.close(allocator);
+            return Err(error.into());
         }
+        Ok(gates)
     }
 
     /// Writes both links, over memory that holds zeros.
@@ -194,10 +192,11 @@ impl DeviceGates {
         self.enqueue_many(rank, stream, input, output, bytes, 1)
     }
 
-    /// As [`DeviceGates::enqueue`], `gates` times, in one kernel where the size allows it.
+    /// As [`DeviceGates::enqueue`], `gates` times in one kernel, which gates of packets can: those
+    /// of at most [`PACKET_GATE_BYTES`].
     ///
     /// # Errors
-    /// As there.
+    /// As there, and [`DeviceGateError::BadGate`] for several larger ones.
     pub fn enqueue_many(
         &self,
         rank: usize,
@@ -228,17 +227,20 @@ impl DeviceGates {
             };
             return Ok(self.backend.launch(end.device, stream, &launch)?);
         }
-        for _ in 0..gates {
-            let launch = Launch::GateParts {
-                link,
-                input,
-                output,
-                count,
-                part_bytes: part_bytes(self.most_bytes),
-            };
-            self.backend.launch(end.device, stream, &launch)?;
+        if gates != 1 {
+            return Err(DeviceGateError::BadGate(format!(
+                "{gates} gates of {bytes} bytes in one kernel; those of more than \
+                 {PACKET_GATE_BYTES} are enqueued one by one"
+            )));
         }
-        Ok(())
+        let launch = Launch::GateParts {
+            link,
+            input,
+            output,
+            count,
+            part_bytes: part_bytes(self.most_bytes),
+        };
+        Ok(self.backend.launch(end.device, stream, &launch)?)
     }
 
     /// Looks whether a kernel of `rank` gave up; wait for its stream first.

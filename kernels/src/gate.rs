@@ -17,7 +17,14 @@ pub const PART_BLOCKS: u32 = 128;
 pub const PART_THREADS: u32 = 512;
 
 /// The size of a link, in bytes; it begins at a multiple of 128.
-pub const LINK_BYTES: u64 = 128 + 32 * (PACKET_BLOCKS as u64 + PART_BLOCKS as u64);
+pub const LINK_BYTES: u64 =
+    LINK_HEAD_BYTES + SEQUENCE_BYTES * (PACKET_BLOCKS as u64 + PART_BLOCKS as u64);
+/// What a link says before its sequences, in bytes.
+const LINK_HEAD_BYTES: u64 = 128;
+/// A block's sequence, on a sector of its own.
+const SEQUENCE_BYTES: u64 = 32;
+/// The word of a link that holds the sequence of the gate that failed.
+const FAILED_WORD: usize = 5;
 /// Where the abort word lies in a link: set it to anything but 0 to end a wait.
 pub const ABORT_OFFSET_BYTES: u64 = 32;
 
@@ -55,7 +62,7 @@ pub struct GateLink {
 /// Why a kernel gave a gate up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateFailure {
-    /// The number of the gate since the link was made, from 1 on.
+    /// The number of the gate since the link was made, from 1 on; after 2^32 − 1 comes 1.
     pub sequence: u32,
     /// Whether the wait was ended from outside; else it was the deadline.
     pub aborted: bool,
@@ -79,7 +86,10 @@ impl GateFailure {
     #[must_use]
     pub fn from_bytes(bytes: &[u8; 128]) -> Option<Self> {
         let (words, _) = bytes.as_chunks();
-        let mut words = words.iter().map(|word| u64::from_le_bytes(*word)).skip(5);
+        let mut words = words
+            .iter()
+            .map(|word| u64::from_le_bytes(*word))
+            .skip(FAILED_WORD);
         let mut low = || words.next().map_or(0, low_bits);
         let (sequence, reason, seen) = (low(), low(), low());
         (sequence != 0).then_some(Self {
@@ -117,6 +127,16 @@ mod tests {
         assert_eq!(defined("GATE_PACKET_BLOCKS"), u64::from(PACKET_BLOCKS));
         assert_eq!(defined("GATE_PACKET_BYTES"), PACKET_BYTES);
         assert_eq!(defined("GATE_PART_BLOCKS"), u64::from(PART_BLOCKS));
+        assert_eq!(defined("PACKET_SEQUENCES"), LINK_HEAD_BYTES);
+        let source = include_str!("../device/gate.cu");
+        for line in [
+            "#define PART_SEQUENCES (PACKET_SEQUENCES + 32 * GATE_PACKET_BLOCKS)",
+            "#define FLAGS (2 * GATE_PACKET_BYTES)",
+            "#define FLAG_BYTES (128 * GATE_PART_BLOCKS)",
+            "#define PARTS (FLAGS + 2 * FLAG_BYTES)",
+        ] {
+            assert!(source.contains(line), "{line}");
+        }
         assert_eq!(landing_bytes(u64::MAX), None);
         assert_eq!(
             landing_bytes(1),

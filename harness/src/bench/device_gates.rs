@@ -119,8 +119,6 @@ pub fn measure_device_gates(
             continue;
         }
         bed.fill(bytes)?;
-        let copies = Way::Copies.takes(bytes);
-        let copied = |rows: &[LinkRow]| rows.last().filter(|_| copies).map(|row| row.row.p50);
         // Copies first: the gates are held against them.
         let mut copy_ns = None;
         for way in Way::ALL.into_iter().rev().filter(|way| way.takes(bytes)) {
@@ -137,11 +135,12 @@ pub fn measure_device_gates(
             }
             let count = way.count(bytes, options.quick) * times.len() as u64;
             let peer = copy_ns.filter(|_| way != Way::Copies);
-            rows.push(row(&bench, way.name(), bytes, times, count, peer));
+            let row = row(&bench, way.name(), bytes, times, count, peer);
+            each(&row);
             if way == Way::Copies {
-                copy_ns = copied(&rows);
+                copy_ns = Some(row.row.p50);
             }
-            rows.last().into_iter().for_each(&mut *each);
+            rows.push(row);
         }
     }
     let bench = format!("{TOKEN_GATES} gates a token");
