@@ -40,7 +40,8 @@ pub enum Subject {
 /// One measured line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkRow {
-    /// What every bench says; its times and its `n` are of single messages.
+    /// What every bench says; its times are of single messages, unless a bench says otherwise, and
+    /// `n` counts messages.
     #[serde(flatten)]
     pub row: Row,
     /// 999 of 1000 lie below.

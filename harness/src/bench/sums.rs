@@ -72,7 +72,10 @@ pub fn measure(
             let names = [(straight, None, usize::MAX), (round, Some(0), usize::MAX)];
             for ((bytes, bench), times) in wanted.iter().zip(&all) {
                 for (index, (name, peer, _)) in names.into_iter().enumerate() {
-                    let row = row(bench, name, *bytes, times, index, peer, &names);
+                    let mut row = row(bench, name, *bytes, times, index, peer, &names);
+                    // Each time is the mean of several sums, and a round's last one is compared.
+                    row.row.n *= IN_A_ROW as u64;
+                    row.verified_bytes = (bytes * times[index].len()) as u64;
                     each(&row);
                     rows.push(row);
                 }
@@ -163,7 +166,10 @@ impl Member {
         let mut incoming = vec![vec![0; bytes]; ranks as usize - 1];
         let (mut sum, out) = (vec![0; bytes], &parts[own as usize]);
         let budget: usize = if options.quick { 4 << 20 } else { 64 << 20 };
-        let count = (budget / bytes).clamp(IN_A_ROW, if options.quick { 60 } else { 500 });
+        let most = if options.quick { 60 } else { 500 };
+        let count = (budget / bytes)
+            .clamp(IN_A_ROW, most)
+            .next_multiple_of(IN_A_ROW);
         let mut times = vec![Vec::new(); 2];
         for round in 0..=options.rounds.max(3) {
             for (way, times) in times.iter_mut().enumerate() {
