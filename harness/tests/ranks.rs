@@ -687,6 +687,7 @@ fn flags_that_do_not_fit_together_are_refused_in_words() {
     say(&[&lead[..], &["--protocol", "ds4-v9"]].concat());
     say(&[&v7[..], &["--ranks", "3"]].concat());
     say(&[&v7[..], &["--transport", "shm"]].concat());
+    say(&[&v7[..], &["--encrypt"]].concat());
     say(&[&v7[..], &["--debug-hash", "8"]].concat());
     say(&["--protocol", "ds4-v7"]);
     say(&[&lead[..], &["train"]].concat());

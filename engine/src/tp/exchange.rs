@@ -33,9 +33,9 @@ pub struct Ways {
 
 impl Default for Ways {
     /// Where each rank has a core of its own the two ways cross between 384 and 900 KiB out of each
-    /// rank, with four and eight ranks, through shared memory and over TCP (`ds4 bench sum` on 32
-    /// cores of a host of two H200, 2026-11-30): hops count, of which a ring has 2 (N − 1). Where
-    /// ranks share cores the ring is the quicker way sooner.
+    /// rank, with four and eight ranks, through shared memory and over TCP (measured,
+    /// `golden/hardware/README.md`): hops count, of which a ring has 2 (N − 1). Where ranks share
+    /// cores the ring is the quicker way sooner.
     fn default() -> Self {
         Self {
             one_shot_bytes_max: 512 << 10,

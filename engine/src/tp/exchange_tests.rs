@@ -48,3 +48,15 @@ proptest! {
         prop_assert!(ring.next() < ranks && ring.before() < ranks);
     }
 }
+
+#[test]
+fn the_protocol_names_the_numbers_that_ranks_compare() {
+    let words = include_str!("PROTOCOL.md").replace(char::is_whitespace, "");
+    let ways = Ways::default();
+    for (what, bytes) in [
+        ("leavearankinoneshot", ways.one_shot_bytes_max),
+        ("pieceofaring", ways.piece_bytes),
+    ] {
+        assert!(words.contains(&format!("{what}({bytes})")), "{bytes}");
+    }
+}

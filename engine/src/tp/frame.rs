@@ -384,9 +384,14 @@ impl Head {
             return Err(FrameError::HeadCrc { said, computed });
         }
         let kind = Kind::from_code(code).ok_or(FrameError::Kind(code))?;
-        let piece = Piece::read(flags, number);
-        let piece = piece.filter(|it| kind.is_gate() || *it == Piece::Part);
-        let piece = piece.ok_or(FrameError::Flags(flags))?;
+        let piece = match Piece::read(flags, number) {
+            Some(piece) if kind.is_gate() || piece == Piece::Part => piece,
+            // A number that the flags leave no room for.
+            None if Piece::read(flags, 0) == Some(Piece::Part) => {
+                return Err(FrameError::Field(kind));
+            }
+            Some(_) | None => return Err(FrameError::Flags(flags)),
+        };
         let payload_crc = match flags & FLAG_PAYLOAD_CRC {
             0 if kind.is_gate() && payload_crc == 0 => None,
             FLAG_PAYLOAD_CRC => Some(payload_crc),

@@ -71,13 +71,13 @@ impl Plan {
         backend(machine)?;
         refuse_flags(machine, &[Flag::Faults], "--tensor-parallel")?;
         let (key, mut notes) = key(args)?;
+        let ds4 = is_ds4(args, ranks, key.is_some())?;
         if args.encrypt && key.is_none() {
             return Err(Failure::usage(format!(
                 "--encrypt needs a key: give --key-file FILE (ds4 keygen -o FILE writes one) or \
                  {KEY_VARIABLE}"
             )));
         }
-        let ds4 = is_ds4(args, ranks, key.is_some())?;
         let tokens = args.tokens.unwrap_or(TOKENS);
         if !(1..=TOKENS_MAX).contains(&tokens) {
             return Err(Failure::usage(format!(

@@ -26,6 +26,8 @@ pub(super) fn is_ds4(args: &RankArgs, ranks: u32, keyed: bool) -> Result<bool, F
     let transport = args.transport.as_deref().unwrap_or("auto");
     let problem = if ranks != 2 {
         format!("joins two ranks, not {ranks}: leave out --ranks")
+    } else if args.encrypt {
+        "does not encrypt: leave out --encrypt".to_owned()
     } else if keyed {
         "has no keys: leave out --key-file and DS4_TP_KEY; --insecure lets it listen beyond this \
          host"
