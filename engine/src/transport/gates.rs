@@ -85,7 +85,8 @@ impl Rank {
                 }
             }
         }
-        Ok(())
+        // A session that has failed is in no gate either.
+        self.end_if_failed()
     }
 
     /// Moves what can be moved of a gate that goes to everybody.
