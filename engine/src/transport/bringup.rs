@@ -436,7 +436,7 @@ impl Meeting {
         let mut memories = Vec::new();
         for peer in 0..own {
             let dialer = dialer(setup, peer, Channel::Data, session).map_err(words)?;
-            let bell = unix::connect(&session, peer, dialer).map_err(words)?;
+            let bell = unix::connect(&clock, &session, peer, dialer).map_err(words)?;
             let path = ShmPath::receive(bell).map_err(words)?;
             memories.push((peer, Path::Shm(Box::new(path))));
         }

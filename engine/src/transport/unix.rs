@@ -16,8 +16,8 @@ use super::wait::timespec;
 use crate::tp::time::Time;
 use crate::tp::trust::{Channel, Dialer, Listener, SessionId, Step};
 
-/// How long one message of a handshake may take.
-const MESSAGE: Duration = Duration::from_secs(1);
+/// How long a handshake may take.
+const HANDSHAKE_NS: u64 = 1_000_000_000;
 
 /// The name of a rank's socket.
 fn name(session: &SessionId, rank: u32) -> io::Result<SocketAddr> {
@@ -38,13 +38,16 @@ pub(super) fn listen(session: &SessionId, rank: u32) -> io::Result<UnixListener>
 
 /// Connects to a lower rank and proves the key.
 pub(super) fn connect(
+    clock: &Clock,
     session: &SessionId,
     rank: u32,
     mut dialer: Dialer,
 ) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect_addr(&name(session, rank)?)?;
-    limit(&stream)?;
+    let until = clock.now().after(HANDSHAKE_NS);
+    demand_same_user(&stream)?;
     loop {
+        limit(&stream, clock, until)?;
         stream.write_all(dialer.to_write())?;
         let written = dialer.to_write().len();
         dialer.wrote(written);
@@ -54,7 +57,11 @@ pub(super) fn connect(
         }
         match dialer.read(count) {
             Step::More => {}
-            Step::Done(_) => return Ok(stream),
+            Step::Done(_) => {
+                // The memory comes next.
+                limit(&stream, clock, clock.now().after(HANDSHAKE_NS))?;
+                return Ok(stream);
+            }
             Step::Refused(refused) => return Err(io::Error::other(refused)),
         }
     }
@@ -69,19 +76,20 @@ pub(super) fn accept(
     awaits: &dyn Fn(u32) -> bool,
 ) -> io::Result<(u32, UnixStream)> {
     loop {
+        // Also after strangers, who must not keep a rank here.
+        if clock.now() >= due {
+            return Err(io::Error::new(
+                ErrorKind::TimedOut,
+                "the peer did not come to the shared memory",
+            ));
+        }
         match listener.accept() {
             Ok((stream, _)) => {
-                if let Ok(proven) = judge(stream, trust()?, awaits) {
+                if let Ok(proven) = judge(stream, clock, trust()?, awaits) {
                     return Ok(proven);
                 }
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if clock.now() >= due {
-                    return Err(io::Error::new(
-                        ErrorKind::TimedOut,
-                        "the peer did not come to the shared memory",
-                    ));
-                }
                 let limit = timespec(clock.until(due, Duration::from_millis(100)));
                 // An interrupted wait is a short one.
                 let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&limit));
@@ -93,11 +101,14 @@ pub(super) fn accept(
 
 fn judge(
     mut stream: UnixStream,
+    clock: &Clock,
     mut trust: Listener,
     awaits: &dyn Fn(u32) -> bool,
 ) -> io::Result<(u32, UnixStream)> {
-    limit(&stream)?;
+    let until = clock.now().after(HANDSHAKE_NS);
+    demand_same_user(&stream)?;
     loop {
+        limit(&stream, clock, until)?;
         stream.write_all(trust.to_write())?;
         let written = trust.to_write().len();
         trust.wrote(written);
@@ -112,14 +123,35 @@ fn judge(
         }
         match step {
             Step::More => {}
-            Step::Done(proven) => return Ok((proven.peer, stream)),
+            Step::Done(proven) => {
+                limit(&stream, clock, clock.now().after(HANDSHAKE_NS))?;
+                return Ok((proven.peer, stream));
+            }
             Step::Refused(refused) => return Err(io::Error::other(refused)),
         }
     }
 }
 
-fn limit(stream: &UnixStream) -> io::Result<()> {
+/// Everybody on the host sees the name; only who could harm the ranks anyway gets a word.
+fn demand_same_user(stream: &UnixStream) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
+    let own = rustix::process::geteuid();
+    if peer == own || peer.is_root() {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        ErrorKind::PermissionDenied,
+        "the other end belongs to another user",
+    ))
+}
+
+/// Bounds the next message by what is left of the handshake.
+fn limit(stream: &UnixStream, clock: &Clock, until: Time) -> io::Result<()> {
+    let left = clock.until(until, Duration::from_nanos(HANDSHAKE_NS));
+    if left.is_zero() {
+        return Err(ErrorKind::TimedOut.into());
+    }
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(MESSAGE))?;
-    stream.set_write_timeout(Some(MESSAGE))
+    stream.set_read_timeout(Some(left))?;
+    stream.set_write_timeout(Some(left))
 }
