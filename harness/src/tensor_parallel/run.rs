@@ -9,6 +9,7 @@ use ds4_engine::slab_memory::allocate_slab;
 use ds4_engine::tp::command::{Message, Tokens};
 use ds4_engine::tp::error::Cause;
 use ds4_engine::tp::exchange::Way;
+use ds4_engine::tp::frame::GATE_BYTES_MAX;
 use ds4_engine::tp::reduce::sum_in_order;
 use ds4_engine::tp::schedule::{Gate, GateKind, Schedule, Work};
 use ds4_engine::tp::session::Dialect;
@@ -440,7 +441,7 @@ impl Worker<'_> {
     }
 
     fn prompt(&mut self, tokens: usize) -> Result<(), End> {
-        let bytes = self.memory.layout.vec_bytes() * tokens as u64;
+        let bytes = self.memory.layout.vec_bytes().saturating_mul(tokens as u64);
         self.work(Work::Prompt { bytes })
     }
 
@@ -472,6 +473,12 @@ impl Worker<'_> {
             (None, GateKind::Big { bytes }) => bytes,
             (None, GateKind::Row | GateKind::Batch { .. }) => 0,
         };
+        if bytes > u64::from(GATE_BYTES_MAX) {
+            // Before memory is taken for it: the peer chose the size.
+            return Err(End::Wrong(format!(
+                "{gate} has {bytes} bytes, and a gate at most {GATE_BYTES_MAX}"
+            )));
+        }
         let length = usize::try_from(bytes).unwrap_or(0);
         self.out.resize(length, 0);
         place.fill(own, &mut self.out);
