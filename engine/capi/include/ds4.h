@@ -341,7 +341,7 @@ int ds4_gpu_mgpu_last_status(void);
 
 /**
  * Waits until no other call runs and gives all memory back to the driver, that of live blocks
- * too. After a failure the allocator is closed as well: initialize it anew.
+ * too. Not for a process forked while calls ran: they never end there. After a failure the allocator is closed as well: initialize it anew.
  */
 int ds4_gpu_mgpu_shutdown(void);
 

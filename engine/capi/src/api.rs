@@ -448,7 +448,7 @@ pub extern "C" fn ds4_gpu_mgpu_last_status() -> c_int {
 }
 
 /// Waits until no other call runs and gives all memory back to the driver, that of live blocks
-/// too. After a failure the allocator is closed as well: initialize it anew.
+/// too. Not for a process forked while calls ran: they never end there. After a failure the allocator is closed as well: initialize it anew.
 #[unsafe(no_mangle)]
 pub extern "C" fn ds4_gpu_mgpu_shutdown() -> c_int {
     status(state::close)
