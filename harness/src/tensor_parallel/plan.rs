@@ -1,6 +1,7 @@
 //! From the flags of a rank as typed to what it will do, or why not.
 
 use std::fs;
+use std::io::{self, Read as _};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -362,7 +363,7 @@ fn key(args: &RankArgs) -> Result<(Option<Key>, Vec<String>), Failure> {
     let mut notes = Vec::new();
     if let Some(path) = &args.key_file {
         let shown = path.display();
-        let text = fs::read_to_string(path)
+        let text = read_key(path)
             .map_err(|error| Failure::usage(format!("--key-file {shown}: {error}")))?;
         if readable_by_others(path) {
             notes.push(format!(
@@ -384,6 +385,16 @@ fn key(args: &RankArgs) -> Result<(Option<Key>, Vec<String>), Failure> {
         }
         _ => Ok((None, notes)),
     }
+}
+
+/// The text of a key file, of which no more is read than a key could have.
+fn read_key(path: &Path) -> io::Result<String> {
+    const BYTES_MAX: u64 = 4096;
+    let mut text = String::new();
+    fs::File::open(path)?
+        .take(BYTES_MAX)
+        .read_to_string(&mut text)?;
+    Ok(text)
 }
 
 #[cfg(unix)]
