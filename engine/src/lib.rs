@@ -7,6 +7,8 @@ pub mod bytes;
 pub mod device;
 pub mod device_gates;
 pub mod hash;
+#[cfg(target_os = "linux")]
+pub mod nccl;
 pub mod selection;
 pub mod slab_memory;
 pub mod tp;

@@ -89,3 +89,29 @@ impl<const N: usize> ArrayWriter<N> {
         self.bytes
     }
 }
+
+/// The most bytes of a reason in words.
+pub(super) const TEXT_BYTES_MAX: usize = 256;
+
+/// Appends a text with its length, cut at a character.
+pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end = end.saturating_sub(1);
+    }
+    let text = text.get(..end).unwrap_or_default().as_bytes();
+    let length = u16::try_from(text.len()).unwrap_or(0);
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(text);
+}
+
+/// Takes a text; what is not printable is replaced.
+pub(super) fn take_text(reader: &mut Reader<'_>) -> Result<String, UnexpectedEnd> {
+    let length = usize::from(reader.u16()?);
+    if length > TEXT_BYTES_MAX {
+        return Err(UnexpectedEnd);
+    }
+    let text = std::str::from_utf8(reader.slice(length)?).map_err(|_| UnexpectedEnd)?;
+    let printable = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    Ok(text.chars().map(printable).collect())
+}

@@ -432,6 +432,7 @@ impl<'a> Message<'a> {
             | Kind::Error
             | Kind::Ping
             | Kind::Verbs
+            | Kind::Collective
             | Kind::RowGate
             | Kind::BatchGate
             | Kind::BigGate => None,

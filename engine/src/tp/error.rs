@@ -46,6 +46,8 @@ pub enum Wait {
     Vote,
     /// A gate's end.
     Gate,
+    /// A sum that a collective library makes.
+    Sum,
     /// The answer to a command.
     Reply,
     /// Any sign of life.
@@ -61,6 +63,7 @@ impl Wait {
             Self::Hello => "its hello",
             Self::Vote => "the vote on the transport",
             Self::Gate => "its part of the gate",
+            Self::Sum => "the sum of the collective library",
             Self::Reply => "its answer to a command",
             Self::Idle => "a sign of life",
             Self::Close => "its answer to the stop",

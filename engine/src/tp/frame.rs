@@ -71,6 +71,8 @@ kinds! {
     Ping = 5, "PING", 0;
     /// How the two ranks of a data connection would reach each other's memory.
     Verbs = 6, "VERBS", 1024;
+    /// The group of a collective library that the ranks may join.
+    Collective = 7, "COLLECTIVE", 512;
     /// A prompt.
     Sync = 16, "SYNC", COMMAND_BYTES_MAX;
     /// One token.

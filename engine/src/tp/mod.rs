@@ -61,6 +61,7 @@
 
 pub mod admission;
 mod coding;
+pub mod collective;
 pub mod command;
 pub mod error;
 pub mod exchange;

@@ -4,14 +4,12 @@
 //! Everything has a version of its own and a cap: addresses, numbers and texts, never a length
 //! that takes memory. `PROTOCOL.md` has the bytes and the order.
 
-use super::coding::{Reader, UnexpectedEnd};
+use super::coding::{Reader, UnexpectedEnd, put_text, take_text};
 
 /// The version of these messages.
 pub const VERSION: u16 = 1;
 /// The most entries of a table of GIDs that an offer has.
 pub const GIDS_MAX: usize = 32;
-/// The most bytes of a reason.
-pub const TEXT_BYTES_MAX: usize = 256;
 
 /// The bit of reliable connections in [`Offer::kinds`].
 pub const RELIABLE: u8 = 1;
@@ -232,31 +230,11 @@ impl Endpoint {
     }
 }
 
-fn put_text(out: &mut Vec<u8>, text: &str) {
-    let mut end = text.len().min(TEXT_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end = end.saturating_sub(1);
-    }
-    let text = text.get(..end).unwrap_or_default().as_bytes();
-    let length = u16::try_from(text.len()).unwrap_or(0);
-    out.extend_from_slice(&length.to_le_bytes());
-    out.extend_from_slice(text);
-}
-
-fn take_text(reader: &mut Reader<'_>) -> Result<String, UnexpectedEnd> {
-    let length = usize::from(reader.u16()?);
-    if length > TEXT_BYTES_MAX {
-        return Err(UnexpectedEnd);
-    }
-    let text = std::str::from_utf8(reader.slice(length)?).map_err(|_| UnexpectedEnd)?;
-    let printable = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    Ok(text.chars().map(printable).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::coding::TEXT_BYTES_MAX;
     use super::*;
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::collective::Joining;
 use super::dialling::Dialling;
 use super::incoming::{Incoming, Judged};
 use super::path::Path;
@@ -18,6 +19,7 @@ use super::sockets::same_host;
 use super::verbs::Side;
 use super::wait::timespec;
 use super::{Remote, Setup, ds4, unix};
+use crate::nccl::Group;
 use crate::tp::session::{Dialect, Phase};
 use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
@@ -75,8 +77,11 @@ impl Rank {
         loop {
             let heard = self.hear().map_err(|error| match error {
                 // No transport works: say why none does.
-                LinkError::Session(error, None) => LinkError::Session(error, meeting.reasons()),
-                error @ (LinkError::Session(..) | LinkError::Setup(_)) => error,
+                LinkError::Session(error, more) => {
+                    meeting.hear_why_not(self);
+                    LinkError::Session(error, meeting.reasons().or(more))
+                }
+                error @ LinkError::Setup(_) => error,
             })?;
             match heard {
                 Said::Probe(offered) => {
@@ -107,9 +112,11 @@ impl Rank {
                 "all ranks run on this host, and its memory passed the probe".to_owned()
             }
             Transport::Rdma => format!("it passed the probe; {}", meeting.ways.join("; ")),
-            Transport::Tcp | Transport::Nvlink | Transport::Nccl => {
-                "it passed the probe".to_owned()
+            Transport::Nccl => {
+                let origin = meeting.group.as_ref().map_or_else(String::new, Group::origin);
+                format!("its sum of all ranks was ours; {origin}")
             }
+            Transport::Tcp | Transport::Nvlink => "it passed the probe".to_owned(),
         };
         if let Some(why) = meeting.reasons() {
             reason.push_str("; ");
@@ -119,7 +126,8 @@ impl Rank {
         let paths = match transport {
             Transport::Shm => &mut meeting.memories,
             Transport::Rdma => &mut meeting.pairs,
-            Transport::Tcp | Transport::Nvlink | Transport::Nccl => return,
+            Transport::Nccl => return self.take_group(meeting.group.take()),
+            Transport::Tcp | Transport::Nvlink => return,
         };
         for (peer, path) in paths.drain(..) {
             self.replace_path(peer, path);
@@ -140,6 +148,8 @@ struct Meeting {
     /// Which way each of `pairs` takes.
     ways: Vec<String>,
     why_not_rdma: Option<String>,
+    group: Option<Group>,
+    why_not_nccl: Option<String>,
     told: bool,
 }
 
@@ -155,6 +165,8 @@ impl Meeting {
             pairs: Vec::new(),
             ways: Vec::new(),
             why_not_rdma: None,
+            group: None,
+            why_not_nccl: None,
             told: false,
             setup,
         };
@@ -320,6 +332,13 @@ impl Meeting {
                 self.why_not_rdma = Some(why).filter(|_| wanted);
             }
         }
+        match self.prove_collective(rank, offered, rank.clock.now().after(hello_ns / 5 * 4)) {
+            Ok(()) => proved.push(Transport::Nccl),
+            Err(why) => {
+                let wanted = self.setup.config.transports.has(Transport::Nccl);
+                self.why_not_nccl = Some(why).filter(|_| wanted);
+            }
+        }
         let due = rank.clock.now().after(hello_ns * 2 / 5);
         if offered.has(Transport::Shm) {
             match self.prove_memory(rank) {
@@ -351,8 +370,10 @@ impl Meeting {
         let shm = shm.map(|why| format!("no shared memory: {why}"));
         let rdma = self.why_not_rdma.as_ref();
         let rdma = rdma.map(|why| format!("no RDMA: {why}"));
-        let both = rdma.into_iter().chain(shm).collect::<Vec<_>>();
-        Some(both.join("; ")).filter(|why| !why.is_empty())
+        let nccl = self.why_not_nccl.as_ref();
+        let nccl = nccl.map(|why| format!("no NCCL: {why}"));
+        let all = rdma.into_iter().chain(nccl).chain(shm).collect::<Vec<_>>();
+        Some(all.join("; ")).filter(|why| !why.is_empty())
     }
 
     /// Direct memory access to every peer, probed. This is where it is decided what that means:
@@ -413,6 +434,31 @@ impl Meeting {
             }
         }
         outcome
+    }
+
+    /// A group of a collective library with all peers, probed.
+    fn prove_collective(
+        &mut self,
+        rank: &mut Rank,
+        offered: TransportSet,
+        due: Time,
+    ) -> Result<(), String> {
+        let session = self.session.unwrap_or_default();
+        let joining = Joining {
+            rank,
+            session,
+            due,
+            place: None,
+        };
+        self.group = Some(joining.join(self.setup.collective.as_ref(), offered)?);
+        Ok(())
+    }
+
+    /// Why another rank left the group that this one had proved.
+    fn hear_why_not(&mut self, rank: &Rank) {
+        let refusal = rank.session.collective_refusal();
+        let heard = refusal.map(|(peer, why)| format!("rank {peer}: {why}"));
+        self.why_not_nccl = self.why_not_nccl.take().or(heard);
     }
 
     /// Shared memory with every peer, probed.

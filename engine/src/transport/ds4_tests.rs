@@ -69,6 +69,7 @@ fn setup(rank: u32, port: u16, listening: Option<Listening>) -> Setup {
         wait: Wait { spin_ns: 20_000 },
         buffer_bytes: None,
         rdma: Rdma::default(),
+        collective: None,
         stop: Arc::new(AtomicBool::new(false)),
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! [`Rank::open`] brings a rank up: it listens, dials, proves the key on every connection, greets,
 //! probes the paths on themselves and votes. Then [`Rank::exchange`] and
-//! [`Rank::exchange_in_ring`] pass gates and
+//! [`Rank::exchange_in_ring`] pass gates, or [`Rank::all_reduce`] where a library makes the sums, and
 //! [`Rank::hear`] gives what the peers say. Everything ends at a deadline, by an error that names
 //! rank, layer, gate and sequence, or in order with [`Rank::finish`].
 //!
@@ -15,6 +15,7 @@
 
 mod bringup;
 mod clock;
+mod collective;
 mod dialling;
 mod ds4;
 #[cfg(test)]
@@ -39,6 +40,7 @@ mod wait;
 mod wire;
 
 pub use clock::Clock;
+pub use collective::OnDevice;
 pub use probe::PROBE_BYTES;
 pub use rank::{LinkError, Mail, Rank, Said};
 pub use raw::RawPath;
@@ -49,6 +51,7 @@ pub use wait::Wait;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::nccl::Seat;
 use crate::tp::session::Config;
 use crate::tp::trust::Key;
 
@@ -82,6 +85,8 @@ pub struct Setup {
     pub buffer_bytes: Option<usize>,
     /// What it brings for memory access over the network.
     pub rdma: Rdma,
+    /// Where a collective library makes its sums, if it may.
+    pub collective: Option<Seat>,
     /// Set by whoever wants the run to end.
     pub stop: Arc<AtomicBool>,
 }

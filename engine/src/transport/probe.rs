@@ -125,7 +125,7 @@ pub(super) fn run(
 }
 
 /// The bytes that `from` sends `to`: a simple generator, seeded with all that they belong to.
-fn pattern(session: &SessionId, from: u32, to: u32) -> Vec<u8> {
+pub(super) fn pattern(session: &SessionId, from: u32, to: u32) -> Vec<u8> {
     let mut state = u64::from(from) << 32 | u64::from(to);
     for byte in session {
         state = (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

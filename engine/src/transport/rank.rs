@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::Setup;
 use super::clock::Clock;
+use super::collective::Collective;
 use super::path::{Path, is_later};
 use super::wait::{Wait, timespec};
 use super::wire::Wire;
@@ -134,6 +135,7 @@ pub struct Rank {
     stop: Arc<AtomicBool>,
     pub(super) control: Vec<Control>,
     pub(super) links: Vec<Link>,
+    pub(super) collective: Collective,
     said: VecDeque<Said>,
     spare: Vec<Vec<u8>>,
 }
@@ -150,6 +152,7 @@ impl Rank {
             stop: Arc::clone(&setup.stop),
             control: Vec::new(),
             links: Vec::new(),
+            collective: Collective::default(),
             said: VecDeque::new(),
             spare: Vec::new(),
         }
@@ -267,6 +270,7 @@ impl Rank {
         let now = self.clock.now();
         self.session.abort(now, why);
         self.close();
+        self.give_up_group();
     }
 
     /// Writes what is left to say, for as long as the deadline of closing allows.
@@ -506,12 +510,14 @@ impl Rank {
             None => return Ok(()),
         };
         self.close();
-        Err(error.into())
+        self.give_up_group();
+        let left = self.left_behind().map(str::to_owned);
+        Err(LinkError::Session(error, left))
     }
 }
 
 /// Whether the peer has closed a connection on which nothing comes any more.
-fn is_gone(stream: &TcpStream) -> bool {
+pub(super) fn is_gone(stream: &TcpStream) -> bool {
     let mut byte = [0];
     match stream.peek(&mut byte) {
         Ok(count) => count == 0,

@@ -66,6 +66,7 @@ pub(super) fn setup(
         wait: Wait { spin_ns: 20_000 },
         buffer_bytes: None,
         rdma: Rdma::default(),
+        collective: None,
         stop: Arc::new(AtomicBool::new(false)),
     }
 }

@@ -56,6 +56,7 @@ fn setup(rank: u32, (transport, encrypt): Link, listening: Option<Listening>, po
         wait: Wait { spin_ns: 2_000 },
         buffer_bytes: None,
         rdma: Rdma::default(),
+        collective: None,
         stop: Arc::new(AtomicBool::new(false)),
     }
 }

@@ -54,6 +54,7 @@ fn open(rank: u32, ports: &[u16], listening: Listening, path: Transport, wait: W
         wait,
         buffer_bytes: None,
         rdma: ds4_engine::transport::Rdma::default(),
+        collective: None,
         stop: Arc::new(AtomicBool::new(false)),
     };
     Rank::open(setup, &mut |_| {}).unwrap()

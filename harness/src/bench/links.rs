@@ -625,6 +625,7 @@ fn setup(rank: u32, link: Link, listening: Option<Listening>, port: u16) -> Resu
         wait: Wait::SPIN,
         buffer_bytes: None,
         rdma: Rdma::default(),
+        collective: None,
         stop: Arc::new(AtomicBool::new(false)),
     })
 }

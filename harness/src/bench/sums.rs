@@ -283,6 +283,7 @@ fn setup(
         wait: Wait::among(ranks),
         buffer_bytes: None,
         rdma: ds4_engine::transport::Rdma::default(),
+        collective: None,
         stop: Arc::new(AtomicBool::new(false)),
     })
 }

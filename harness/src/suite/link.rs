@@ -150,7 +150,7 @@ fn end(cause: &Cause) -> Option<&'static str> {
         Cause::Deadline { wait, .. } => match wait {
             Wait::Connect => "ranks: nobody came in time",
             Wait::Hello => "ranks: a hello was late",
-            Wait::Gate => "ranks: a gate was late",
+            Wait::Gate | Wait::Sum => "ranks: a gate was late",
             Wait::Idle => "ranks: a peer fell silent",
             Wait::Vote => "ranks: a vote was late",
             Wait::Reply => "ranks: an answer was late",

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use ds4_engine::nccl::Library;
 use ds4_engine::tp::hello::Identity;
 use ds4_engine::tp::schedule::Schedule;
 use ds4_engine::tp::session::{Config, Dialect};
@@ -13,10 +14,11 @@ use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
 use ds4_engine::tp::time::Deadlines;
 use ds4_engine::tp::transport::{Transport, TransportSet};
 use ds4_engine::tp::trust::Key;
-use ds4_engine::transport::verbs::{Library, SystemVerbs, Wish};
+use ds4_engine::transport::verbs::{self, SystemVerbs, Wish};
 use ds4_engine::transport::{Rdma, Remote, Wait};
 
 use super::protocol::{DS4_NOTE, ds4_dialect, ds4_gates, ds4_transports, is_ds4};
+use super::run::load_library;
 use super::shape::Shape;
 use crate::cli::{MachineArgs, RankArgs};
 use crate::machine::{Flag, Machine, refuse_flags, roomy};
@@ -54,6 +56,8 @@ pub struct Plan {
     pub(super) tokens: u64,
     pub(super) hash_every: u64,
     pub(super) machine: Machine,
+    /// What makes the sums, if not this program.
+    pub(super) library: Option<Arc<Library>>,
     pub(super) notes: Vec<String>,
 }
 
@@ -121,9 +125,16 @@ impl Plan {
             payload_crc: !ds4,
         };
         let context = u32::try_from(tokens).unwrap_or(u32::MAX);
+        let resolved = Machine::resolve(machine, roomy(1))?;
+        let library = transports.has(Transport::Nccl).then(|| load_library(&resolved));
+        let library = library.transpose()?;
         let mut deadlines = Deadlines::default();
         if let Some(seconds) = args.connect_timeout {
             deadlines.connect_ns = seconds * SECOND_NS;
+        }
+        if library.is_some() {
+            // Libraries take seconds to find their ways between many devices.
+            deadlines.hello_ns = deadlines.connect_ns;
         }
         if let Some(seconds) = args.gate_timeout {
             deadlines.gate_ns = seconds * SECOND_NS;
@@ -154,7 +165,8 @@ impl Plan {
             rdma: rdma(args, transports)?,
             tokens,
             hash_every: u64::from(args.debug_hash.unwrap_or(HASH_EVERY)),
-            machine: Machine::resolve(machine, roomy(1))?,
+            machine: resolved,
+            library,
             notes,
         })
     }
@@ -282,10 +294,12 @@ fn transports(args: &RankArgs) -> Result<TransportSet, Failure> {
         "tcp" => TransportSet::of(&[Transport::Tcp]),
         "shm" => TransportSet::of(&[Transport::Shm]),
         "rdma" => TransportSet::of(&[Transport::Rdma]),
-        "nvlink" | "nccl" => {
-            return Err(Failure::usage(format!(
-                "--transport {name}: this build has no such path yet; use auto, tcp, shm or rdma"
-            )));
+        "nccl" => TransportSet::of(&[Transport::Nccl]),
+        "nvlink" => {
+            return Err(Failure::usage(
+                "--transport nvlink: this build has no such path yet; use auto, tcp, shm, rdma or \
+                 nccl",
+            ));
         }
         other => {
             return Err(Failure::usage(format!(
@@ -307,7 +321,7 @@ fn rdma(args: &RankArgs, transports: TransportSet) -> Result<Rdma, Failure> {
         return Ok(Rdma::default());
     }
     let (library, why_none) = match SystemVerbs::load() {
-        Ok(verbs) => (Some(Arc::new(verbs) as Arc<dyn Library>), String::new()),
+        Ok(verbs) => (Some(Arc::new(verbs) as Arc<dyn verbs::Library>), String::new()),
         Err(error) => (None, error.to_string()),
     };
     let unreliable = match std::env::var(QUEUE_PAIRS_VARIABLE).as_deref() {

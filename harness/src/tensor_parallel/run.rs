@@ -1,5 +1,7 @@
 //! A rank at work: the leader asks, all pass the gates, every sum is verified.
 
+mod collective;
+
 use std::sync::Arc;
 
 use ds4_engine::alloc::Allocation;
@@ -17,6 +19,9 @@ use ds4_engine::tp::slab::{GATES_PER_LAYER, SlabLayout, Span};
 use ds4_engine::tp::transport::Transport;
 use ds4_engine::tp::trust::Key;
 use ds4_engine::transport::{LinkError, Listening, Mail, Rank, Said, Setup};
+
+pub(super) use collective::load as load_library;
+use collective::{Spare, seat};
 
 use super::pattern::Place;
 use super::plan::{Plan, refuse_open_door};
@@ -59,13 +64,24 @@ pub fn run_rank(plan: Plan, console: &Console) -> Result<Outcome, Failure> {
         wait: plan.wait,
         buffer_bytes: None,
         rdma: plan.rdma.clone(),
+        collective: seat(&plan, &target, &slab),
         stop: Arc::clone(console.stop()),
     };
     let rank = Rank::open(setup, &mut |notice| console.remark(notice));
-    let rank = rank.map_err(|error| Failure {
-        exit: exit(&error),
-        message: error.to_string(),
-    })?;
+    let stuck = || plan.library.as_ref().is_some_and(|it| it.is_stuck());
+    let rank = match rank {
+        Ok(rank) => rank,
+        Err(error) => {
+            if stuck() {
+                // Freeing would wait for work that never ends.
+                std::mem::forget(allocator);
+            }
+            return Err(Failure {
+                exit: exit(&error),
+                message: error.to_string(),
+            });
+        }
+    };
     let (transport, reason) = rank.chosen();
     console.remark(&format!("gates travel by {transport}: {reason}"));
     if plan.encrypt {
@@ -81,6 +97,7 @@ pub fn run_rank(plan: Plan, console: &Console) -> Result<Outcome, Failure> {
             backend: Arc::clone(target.backend()),
             slab,
             layout,
+            spare: Spare::none(&allocator),
         },
         schedule: plan.config.identity.schedule,
         figures: Figures::default(),
@@ -112,11 +129,16 @@ pub fn run_rank(plan: Plan, console: &Console) -> Result<Outcome, Failure> {
             (Exit::CheckFailed, what)
         }
     });
+    let figures = std::mem::take(&mut worker.figures);
+    drop(worker);
+    if stuck() {
+        std::mem::forget(allocator);
+    }
     let finished = Finished {
         plan: &plan,
         transport: chosen.0,
         reason: chosen.1,
-        figures: worker.figures,
+        figures,
         ended,
     };
     Ok(report(&finished, console))
@@ -168,13 +190,14 @@ impl From<BackendError> for End {
 }
 
 /// The slab on its device.
-struct Memory {
+struct Memory<'a> {
     backend: Arc<dyn Backend>,
     slab: Allocation,
     layout: SlabLayout,
+    spare: Spare<'a>,
 }
 
-impl Memory {
+impl Memory<'_> {
     fn write(&self, span: Span, bytes: &[u8]) -> Result<(), BackendError> {
         self.backend
             .write(self.slab.device, self.address(span), bytes)
@@ -215,7 +238,7 @@ fn slot(gate: Gate) -> u64 {
 /// A rank, its memory and what it has seen.
 struct Worker<'a> {
     rank: Rank,
-    memory: Memory,
+    memory: Memory<'a>,
     schedule: Schedule,
     figures: Figures,
     out: Vec<u8>,
@@ -486,9 +509,11 @@ impl Worker<'_> {
             self.memory.write(span, &self.out)?;
             self.memory.read(span, &mut self.out)?;
         }
-        let watch = match self.rank.session().way(length) {
-            Way::OneShot => self.sum_parts(gate)?,
-            Way::Ring => self.sum_in_ring(gate)?,
+        let way = self.rank.session().way(length);
+        let watch = match (self.rank.chosen().0, way) {
+            (Transport::Nccl, _) => self.sum_by_library(gate)?,
+            (_, Way::OneShot) => self.sum_parts(gate)?,
+            (_, Way::Ring) => self.sum_in_ring(gate)?,
         };
         if gate.kind == GateKind::Row {
             self.figures.gate_ns.add(watch);

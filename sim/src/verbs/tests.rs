@@ -298,6 +298,7 @@ fn setup(fabric: &Fabric, rank: u32, ports: &[u16], how: &How) -> Setup {
             spin_ns: how.spin_ns,
         },
         buffer_bytes: None,
+        collective: None,
         rdma: Rdma {
             library: how.library.then(|| fabric.library(rank as usize)),
             why_none: "no library was given".to_owned(),

@@ -257,6 +257,12 @@ fn file_of(library: &'static Library, vendor: Vendor) -> Option<PathBuf> {
     }
 }
 
+/// The file that the code at an address of this process was mapped from.
+#[must_use]
+pub fn mapped_file(address: usize) -> Option<PathBuf> {
+    file_at(&std::fs::read_to_string("/proc/self/maps").ok()?, address)
+}
+
 /// The mapped file whose name begins as `library` does, up to its version.
 fn file_named(maps: &str, library: &str) -> Option<PathBuf> {
     let stem = library.split(".so").next()?;

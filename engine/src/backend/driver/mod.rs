@@ -34,7 +34,7 @@ use device::Device;
 use table::PageAccess;
 
 pub use graph::Graph;
-pub use load::{Driver, OpenError};
+pub use load::{Driver, OpenError, mapped_file};
 pub use vendor::Vendor;
 
 /// Whether `DS4_FORCE_BOUNCE` asks that no direct path between devices be used.
@@ -148,6 +148,23 @@ impl DriverBackend {
             0 => StreamId::DEFAULT,
             raw => device.adopt_stream(raw),
         })
+    }
+
+    /// Runs `work` with a device as the calling thread's, for libraries beside the driver. It is
+    /// given the stream's `CUstream` or `hipStream_t` as a number, which is live meanwhile.
+    ///
+    /// # Errors
+    /// [`BackendError::Driver`] for a device or stream that does not exist, or a device that cannot
+    /// be entered.
+    pub fn on_stream<T>(
+        &self,
+        device: DeviceId,
+        stream: StreamId,
+        work: impl FnOnce(usize) -> T,
+    ) -> Result<T, BackendError> {
+        let device = self.device(device)?;
+        let held = device.stream(stream)?;
+        device.with(0, || Ok(work(device::raw(&held))))
     }
 
     /// Memory of the driver's own stream-ordered pool, on the default stream: what ds4's allocator

@@ -1,5 +1,6 @@
 //! The control connections: hello, vote, signs of life, errors and the end.
 
+use crate::tp::collective::CollectiveMessage;
 use crate::tp::command::{Message, Reserved};
 use crate::tp::error::{Cause, TpError};
 use crate::tp::frame::{FrameError, Kind};
@@ -151,6 +152,11 @@ impl Session {
                     Some(set) => self.heed_vote(now, peer, kind, set),
                     None => Err(Cause::Frame(FrameError::Payload(kind))),
                 }
+            }
+            Kind::Collective => {
+                let message = CollectiveMessage::decode(payload).ok();
+                link.take();
+                self.heed_collective(peer, message)
             }
             Kind::Hash => {
                 let message = Message::decode(kind, payload, Reserved::Zero);

@@ -137,6 +137,9 @@ impl Session {
 
     /// Whether the gate under way cannot end without more from, or more taken by, this peer.
     pub(super) fn gate_needs(&self, link: &super::DataLink) -> bool {
+        if self.collective.limit_ns.is_some() {
+            return true;
+        }
         match &self.round {
             None => !link.done(),
             Some(round) => {

@@ -5,6 +5,7 @@
 //! wants. *Events*: [`Session::poll_event`]. *Time*: [`Session::next_deadline`] and
 //! [`Session::handle_time`].
 
+mod collective;
 mod commands;
 mod control;
 mod gates;
@@ -27,6 +28,7 @@ use super::time::{Deadlines, Time};
 use super::transport::{Transport, TransportSet};
 use super::trust::Channel;
 use super::v7;
+use collective::Collective;
 use link::{ControlLink, DataLink};
 use ring::Round;
 
@@ -151,6 +153,7 @@ pub struct Session {
     current: Option<Current>,
     /// The ring under way, if the gate takes that way.
     round: Option<Round>,
+    collective: Collective,
     /// Where a ring's partial sums come in.
     staging: Vec<u8>,
     error: Option<TpError>,
@@ -189,6 +192,7 @@ impl Session {
             gates_done: 0,
             current: None,
             round: None,
+            collective: Collective::default(),
             staging: Vec::new(),
             error: None,
             scratch: Vec::new(),
@@ -209,6 +213,12 @@ impl Session {
     #[must_use]
     pub const fn rank(&self) -> u32 {
         self.config.rank
+    }
+
+    /// How long it waits.
+    #[must_use]
+    pub const fn deadlines(&self) -> &Deadlines {
+        &self.config.deadlines
     }
 
     /// How many ranks there are.
@@ -438,7 +448,10 @@ impl Session {
             waited_ns: now.since(since),
         };
         if let Some(current) = self.current.filter(|current| now >= current.due) {
-            if let Some(peer) = self.silent_in_ring(now) {
+            if let Some(late) = self.late_in_collective(now, &current) {
+                return Some(late);
+            }
+            if let Some(peer) = self.silent_in_gate(now) {
                 return Some((peer, cause(Wait::Gate, current.began)));
             }
             let suspect = self.round.as_ref().map(Round::suspect);
@@ -478,19 +491,26 @@ impl Session {
             .map(|(peer, _)| (peer, Cause::Closed(Channel::Data)))
     }
 
-    /// How long a control connection may be quiet before a sign of life is sent. In a ring that is
-    /// held up they come often enough to tell who has stopped from who waits for him.
+    /// How long a control connection may be quiet before a sign of life is sent. In a gate that is
+    /// held up by who sends nothing here they come often enough to tell who has stopped from who
+    /// waits for him.
     fn quiet_ns(&self) -> u64 {
         let quiet = self.config.deadlines.idle_ns / 3;
-        match &self.round {
-            Some(round) => quiet.min(round.limit_ns / 4),
+        match self.limit_of_others_ns() {
+            Some(limit_ns) => quiet.min(limit_ns / 4),
             None => quiet,
         }
     }
 
-    /// Who has given no sign of life for half of the time that a ring may take.
-    fn silent_in_ring(&self, now: Time) -> Option<u32> {
-        let silence_ns = self.round.as_ref()?.limit_ns / 2;
+    /// How long the gate under way may take, if most ranks send nothing here meanwhile.
+    fn limit_of_others_ns(&self) -> Option<u64> {
+        let round = self.round.as_ref().map(|round| round.limit_ns);
+        round.or(self.collective.limit_ns)
+    }
+
+    /// Who has given no sign of life for half of the time that such a gate may take.
+    fn silent_in_gate(&self, now: Time) -> Option<u32> {
+        let silence_ns = self.limit_of_others_ns()? / 2;
         let mut links = self.control.iter().filter(|link| link.usable());
         let silent = links.find(|link| !link.complete() && now.since(link.last_in) >= silence_ns);
         silent.map(|link| link.peer)
@@ -543,7 +563,7 @@ impl Session {
             Wait::Vote if self.own_vote.is_none() => Some(self.config.rank),
             Wait::Vote => control(&|link| self.config.rank != 0 || link.vote.is_none()),
             Wait::Close => control(&|link| !link.stop_acked),
-            Wait::Gate | Wait::Reply | Wait::Idle => None,
+            Wait::Gate | Wait::Sum | Wait::Reply | Wait::Idle => None,
         }
     }
 
@@ -582,6 +602,7 @@ impl Session {
         self.enter(now, Phase::Failed);
         self.current = None;
         self.round = None;
+        self.collective.limit_ns = None;
         self.error = Some(error);
         self.notes.push_back(Note::Failed);
     }
