@@ -468,6 +468,9 @@ pub struct FakeArgs {
     /// List at the program's end what was leaked, misused or raced for.
     #[arg(long)]
     pub ledger: bool,
+    /// Also put a stand-in for NCCL and RCCL in place, which sums between the processes of this host.
+    #[arg(long)]
+    pub nccl: bool,
     /// The program and its words.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

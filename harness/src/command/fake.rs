@@ -62,6 +62,9 @@ pub(super) fn run(
     interface
         .write_to(folder.path())
         .map_err(|error| not_written(&error))?;
+    if args.nccl {
+        ds4_embedded::write_nccl_to(folder.path()).map_err(|error| not_written(&error))?;
+    }
     let mut command = Command::new(program);
     command.args(words);
     for variable in VARIABLES {

@@ -1,7 +1,7 @@
-//! The simulated driver libraries as bytes, and ways to use them: written where another program
+//! The simulated driver libraries, and a stand-in for NCCL over them, as bytes, and ways to use them: written where another program
 //! loads them in place of the real ones, or loaded into this one.
 //!
-//! Built by `build.rs` from `ds4-driver`. Programs for other systems than Linux, and statically
+//! Built by `build.rs` from `ds4-driver` and `ds4-nccl`. Programs for other systems than Linux, and statically
 //! linked ones, hold none.
 
 mod loaded;
@@ -50,20 +50,38 @@ impl Interface {
     /// # Errors
     /// Of writing, and [`io::ErrorKind::Unsupported`] where no library was built.
     pub fn write_to(self, folder: &Path) -> io::Result<PathBuf> {
-        let bytes = self.bytes();
-        if bytes.is_empty() {
-            let problem = "this build of ds4 holds no simulated drivers: they are for Linux";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, problem));
-        }
-        let mut names = self.file_names().iter();
-        let first = folder.join(names.next().copied().unwrap_or_default());
-        write_new(&first, bytes)?;
-        for name in names {
-            // A name of the same file: a program that asks for two names gets one driver.
-            std::fs::hard_link(&first, folder.join(name))?;
-        }
-        Ok(first)
+        write_names(folder, self.bytes(), self.file_names())
     }
+}
+
+/// The stand-in for NCCL, and for RCCL, whose interface is the same; empty where none was built.
+#[must_use]
+pub fn nccl_bytes() -> &'static [u8] {
+    include_bytes!(concat!(env!("OUT_DIR"), "/nccl.so"))
+}
+
+/// Writes the stand-in for NCCL and RCCL into a folder, under both names; returns the path of the
+/// first. It runs on simulated drivers alone.
+///
+/// # Errors
+/// As [`Interface::write_to`].
+pub fn write_nccl_to(folder: &Path) -> io::Result<PathBuf> {
+    write_names(folder, nccl_bytes(), &["libnccl.so.2", "librccl.so.1"])
+}
+
+fn write_names(folder: &Path, bytes: &[u8], names: &[&str]) -> io::Result<PathBuf> {
+    if bytes.is_empty() {
+        let problem = "this build of ds4 holds no simulated drivers: they are for Linux";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, problem));
+    }
+    let mut names = names.iter();
+    let first = folder.join(names.next().copied().unwrap_or_default());
+    write_new(&first, bytes)?;
+    for name in names {
+        // A name of the same file: a program that asks for two names gets one driver.
+        std::fs::hard_link(&first, folder.join(name))?;
+    }
+    Ok(first)
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
