@@ -181,7 +181,10 @@ impl Library {
         let found = names(vendor).into_iter().find_map(|name| {
             // SAFETY: loading it runs its initialisers, which is what the user asks for.
             let loaded = unsafe { Loaded::new(name) };
-            let keep = |error: libloading::Error| _ = failure.get_or_insert(error.to_string());
+            let keep = |error: libloading::Error| {
+                let said = std::error::Error::source(&error).map(ToString::to_string);
+                failure.get_or_insert(said.unwrap_or_else(|| error.to_string()));
+            };
             loaded.map_err(keep).ok()
         });
         let Some(loaded) = found else {

@@ -278,6 +278,9 @@ impl Session {
                     let vote = link.vote.unwrap_or_default();
                     said.push_str(&format!(", rank {} proved {vote}", link.peer));
                 }
+                if let Some((_, why)) = self.collective_refusal() {
+                    said.push_str(&format!(" ({why})"));
+                }
                 self.fail(now, self.config.rank, Cause::NoTransport(said));
             }
         }

@@ -1,0 +1,273 @@
+//! Ranks that sum by a collective library: the stand-in over simulated CUDA devices, and its faults.
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "faults strike running processes, and how soon they end is what is shown"
+)]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ds4_embedded::{Interface, nccl_bytes, write_nccl_to};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn ds4() -> Command {
+    let path = std::env::var("NEXTEST_BIN_EXE_ds4");
+    let mut command = Command::new(path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned()));
+    for name in ["DS4_BACKEND", "DS4_TP_KEY", "CUDA_VISIBLE_DEVICES"] {
+        command.env_remove(name);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Ports that no other test takes: each process has thirty of its own, below those that systems give
+/// to outgoing connections and beside those of `ranks.rs`.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 1_100 + u16::try_from(std::process::id() % 290).unwrap() * 30;
+    loop {
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 30;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A folder with the simulated driver and the stand-in.
+fn libraries() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    Interface::Cuda.write_to(folder.path()).unwrap();
+    write_nccl_to(folder.path()).unwrap();
+    folder
+}
+
+fn on_simulated_gpu(folder: &Path) -> Command {
+    let mut command = ds4();
+    command
+        .env("LD_LIBRARY_PATH", folder)
+        .env("DS4_FAKE_GPUS", "1G")
+        .env("DS4_FAKE_LEDGER", "1");
+    command
+}
+
+/// Starts as many ranks; the `faulty` one with a fault.
+fn group(
+    folder: &Path,
+    ranks: usize,
+    more: &[&str],
+    (faulty, fault): (usize, &str),
+) -> Vec<Child> {
+    let ports: Vec<String> = (1..ranks).map(|_| free_port().to_string()).collect();
+    let count = ranks.to_string();
+    let numbers: Vec<String> = (0..ranks).map(|rank| rank.to_string()).collect();
+    let start = |rank: usize| {
+        let mut words = vec!["--tensor-parallel", "--ranks", &count, "--format", "json"];
+        words.extend(["--n-layer", "3", "--n-embd", "64"]);
+        if rank == 0 {
+            words.extend(["--role", "leader", "--tokens", "100000"]);
+        } else {
+            words.extend(["--role", "worker", "--rank", &numbers[rank]]);
+            words.extend(["--coordinator", "127.0.0.1", &ports[0]]);
+        }
+        if rank + 1 < ranks {
+            words.extend(["--listen", "127.0.0.1", &ports[rank]]);
+        }
+        for lower in 1..rank {
+            words.extend(["--peer", &numbers[lower], "127.0.0.1", &ports[lower]]);
+        }
+        // What comes later holds; a worker says nothing of tokens.
+        let worker = more.iter().position(|word| *word == "--tokens");
+        let mut more = more.to_vec();
+        if let Some(at) = worker {
+            let tokens = more.drain(at..at + 2).collect::<Vec<_>>();
+            if rank == 0 {
+                words.retain(|word| !["--tokens", "100000"].contains(word));
+                more.extend(tokens);
+            }
+        }
+        let mut command = on_simulated_gpu(folder);
+        if rank == faulty {
+            command.env("DS4_FAKE_NCCL", fault);
+        }
+        command.args(words).args(more).spawn().unwrap()
+    };
+    (0..ranks).map(start).collect()
+}
+
+/// Exit code, result, and what was said.
+fn ended(child: Child) -> (i32, Value, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child.wait_with_output().unwrap();
+    let value = serde_json::from_slice(&stdout).unwrap_or(Value::Null);
+    let stderr = String::from_utf8(stderr).unwrap();
+    (status.code().unwrap_or(-1), value, stderr)
+}
+
+const NCCL: [&str; 4] = ["--backend", "cuda", "--transport", "nccl"];
+const CLEAN: &str = "the ledger has 0 findings";
+
+#[test]
+fn two_to_four_ranks_get_the_sums_that_they_get_over_tcp_and_leak_nothing() {
+    let folder = libraries();
+    for ranks in [2, 3, 4] {
+        let run = |more: &[&str]| -> Vec<_> {
+            let more = [more, &["--tokens", "5"]].concat();
+            let group = group(folder.path(), ranks, &more, (ranks, ""));
+            group.into_iter().map(ended).collect()
+        };
+        let over_tcp = run(&["--backend", "sim", "--transport", "tcp"]);
+        let state = &over_tcp[0].1["state_hash"];
+        assert!(state.is_string());
+        for (code, value, said) in run(&NCCL) {
+            assert_eq!(code, 0, "{said}");
+            assert_eq!(&value["state_hash"], state);
+            assert_eq!(value["transport"]["path"], "nccl");
+            // Six gates a token and two of a prompt, drafts and one of them again.
+            assert_eq!(value["gates"], 6 * 8);
+            let reason = value["transport"]["reason"].as_str().unwrap();
+            let file = folder.path().join("libnccl.so.2").display().to_string();
+            assert!(reason.contains(&file) && reason.contains("SIMULATED"), "{reason}");
+            assert!(said.contains(CLEAN), "{said}");
+        }
+    }
+}
+
+/// A fault of one rank of three: its name, who has it, the exit codes of the ranks, and what each of
+/// them says.
+type Case = (&'static str, usize, [i32; 3], &'static str);
+
+const CASES: [Case; 8] = [
+    ("join-hang", 1, [1, 1, 1], "did not come about in time"),
+    ("join-error", 2, [1, 1, 1], "ncclCommInitRankConfig: unhandled system error"),
+    ("join-error", 0, [1, 1, 1], "ncclCommInitRankConfig"),
+    ("sum-flip:1", 1, [1, 1, 1], "its sum differs from ours"),
+    ("sum-hang:5", 2, [124, 1, 1], "sequence 4: "),
+    ("sum-error:5", 0, [1, 1, 1], "sequence 4: "),
+    ("sum-error:5", 2, [1, 1, 1], "ncclAllReduce: unhandled cuda error"),
+    ("sum-flip:9", 1, [1, 1, 1], "gate ffn, number 7: the sum is"),
+];
+
+#[test]
+fn every_fault_of_the_library_ends_all_ranks_in_time_with_its_reason_and_without_a_leak() {
+    let folder = libraries();
+    let limits = ["--gate-timeout", "1", "--connect-timeout", "3"];
+    let more = [&NCCL[..], &limits].concat();
+    thread::scope(|scope| {
+        for (fault, faulty, codes, reason) in CASES {
+            let (folder, more) = (folder.path(), &more);
+            scope.spawn(move || {
+                let since = Instant::now();
+                let children = group(folder, 3, more, (faulty, fault));
+                let ends: Vec<_> = children.into_iter().map(ended).collect();
+                let took = since.elapsed();
+                assert!(took < Duration::from_secs(20), "{fault}: {took:?}");
+                for ((code, _, said), want) in ends.into_iter().zip(codes) {
+                    assert_eq!(code, want, "{fault} of rank {faulty}: {said}");
+                    assert!(said.contains(reason), "{fault} of rank {faulty}: {said}");
+                    assert!(said.contains(CLEAN), "{fault} of rank {faulty}: {said}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_call_that_never_returns_costs_its_thread_and_not_the_deadline() {
+    let folder = libraries();
+    let more = [&NCCL[..], &["--gate-timeout", "1"]].concat();
+    let children = group(folder.path(), 2, &more, (1, "sum-block:5"));
+    let ends: Vec<_> = children.into_iter().map(ended).collect();
+    assert_eq!((ends[0].0, ends[1].0), (124, 1), "{ends:?}");
+    assert!(ends[0].2.contains(CLEAN));
+    let said = &ends[1].2;
+    assert!(said.contains("ncclAllReduce has not returned"), "{said}");
+}
+
+#[test]
+fn an_interrupt_and_a_death_end_ranks_whose_sum_hangs() {
+    let folder = libraries();
+    for (signal, struck) in [("-INT", 0), ("-KILL", 1)] {
+        let mut children = group(folder.path(), 3, &NCCL, (2, "sum-hang:20"));
+        let mut lines = BufReader::new(children[0].stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("gates travel by nccl") {
+            line.clear();
+            assert!(lines.read_line(&mut line).unwrap() > 0, "it ended early");
+        }
+        thread::spawn(move || lines.read_to_end(&mut Vec::new()));
+        let victim = children[struck].id().to_string();
+        let sent = Command::new("kill").args([signal, &victim]).status();
+        assert!(sent.unwrap().success());
+        let since = Instant::now();
+        let ends: Vec<_> = children.into_iter().map(ended).collect();
+        // The gate alone could take sixty seconds.
+        assert!(since.elapsed() < Duration::from_secs(20));
+        for (rank, (code, value, said)) in ends.into_iter().enumerate() {
+            let message = &value["error"]["message"];
+            if rank == struck {
+                assert_eq!(code, if signal == "-INT" { 130 } else { -1 }, "{said}");
+            } else {
+                let why = message.as_str().unwrap();
+                assert_eq!(code, 1, "{why}");
+                let named = format!("rank {struck}");
+                assert!(why.contains(&named) && why.contains("sequence"), "{why}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_library_that_is_absent_too_old_or_lacks_a_function_is_no_device_with_the_remedy() {
+    let folder = libraries();
+    let lead = |folder: &Path, more: &[&str], fault: &str| {
+        let output = on_simulated_gpu(folder)
+            .env("DS4_FAKE_NCCL", fault)
+            .args(["--tensor-parallel", "--role", "leader"])
+            .args(["--listen", "127.0.0.1", "1099", "--n-layer", "3", "--n-embd", "64"])
+            .args(more)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code().unwrap(), said)
+    };
+    let (code, said) = lead(folder.path(), &NCCL, "version:21304");
+    assert_eq!(code, 4, "{said}");
+    assert!(said.contains("is version 2.13.4") && said.contains("update it"), "{said}");
+
+    let name = b"ncclCommFinalize\0";
+    let mut bytes = nccl_bytes().to_vec();
+    let at = bytes.windows(name.len()).position(|part| part == name);
+    bytes[at.unwrap()] = b'X';
+    let path = folder.path().join("libnccl.so.2");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    let (code, said) = lead(folder.path(), &NCCL, "");
+    assert_eq!(code, 4, "{said}");
+    assert!(said.contains("libnccl.so.2 lacks ncclCommFinalize"), "{said}");
+
+    let without = tempfile::tempdir().unwrap();
+    Interface::Cuda.write_to(without.path()).unwrap();
+    std::fs::write(without.path().join("libnccl.so.2"), "no library").unwrap();
+    std::fs::write(without.path().join("libnccl.so"), "no library").unwrap();
+    let (code, said) = lead(without.path(), &NCCL, "");
+    assert_eq!(code, 4, "{said}");
+    assert!(said.contains("libnccl.so.2 or libnccl.so") && said.contains("install NCCL"), "{said}");
+
+    let (code, said) = lead(folder.path(), &["--transport", "nccl", "--backend", "sim"], "");
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("--backend cuda or hip"), "{said}");
+}
