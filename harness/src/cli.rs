@@ -75,7 +75,7 @@ pub struct RankArgs {
     /// Be one rank of a run: exchange every gate of every token, verified.
     #[arg(long)]
     pub tensor_parallel: bool,
-    /// leader (or coordinator) or worker.
+    /// leader (or coordinator), worker, or auto: as torchrun, srun or mpirun says.
     #[arg(long, value_name = "ROLE")]
     pub role: Option<String>,
     /// Where to wait for the other ranks.
@@ -126,7 +126,7 @@ pub struct RankArgs {
     /// The worker's rank; 1 if absent.
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=31))]
     pub rank: Option<u32>,
-    /// Where a lower worker listens, with more than two ranks; once for each.
+    /// Where a lower worker listens, if not where the leader sees it; once for each.
     #[arg(long, num_args = 3, value_names = ["RANK", "HOST", "PORT"])]
     #[arg(action = clap::ArgAction::Append)]
     pub peer: Vec<String>,

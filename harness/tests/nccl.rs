@@ -62,12 +62,7 @@ fn on_simulated_gpu(folder: &Path) -> Command {
 }
 
 /// Starts as many ranks; the `faulty` one with a fault.
-fn group(
-    folder: &Path,
-    ranks: usize,
-    more: &[&str],
-    (faulty, fault): (usize, &str),
-) -> Vec<Child> {
+fn group(folder: &Path, ranks: usize, more: &[&str], (faulty, fault): (usize, &str)) -> Vec<Child> {
     let ports: Vec<String> = (1..ranks).map(|_| free_port().to_string()).collect();
     let count = ranks.to_string();
     let numbers: Vec<String> = (0..ranks).map(|rank| rank.to_string()).collect();
@@ -140,7 +135,10 @@ fn two_to_four_ranks_get_the_sums_that_they_get_over_tcp_and_leak_nothing() {
             assert_eq!(value["gates"], 6 * 8);
             let reason = value["transport"]["reason"].as_str().unwrap();
             let file = folder.path().join("libnccl.so.2").display().to_string();
-            assert!(reason.contains(&file) && reason.contains("SIMULATED"), "{reason}");
+            assert!(
+                reason.contains(&file) && reason.contains("SIMULATED"),
+                "{reason}"
+            );
             assert!(said.contains(CLEAN), "{said}");
         }
     }
@@ -152,12 +150,22 @@ type Case = (&'static str, usize, [i32; 3], &'static str);
 
 const CASES: [Case; 8] = [
     ("join-hang", 1, [1, 1, 1], "did not come about in time"),
-    ("join-error", 2, [1, 1, 1], "ncclCommInitRankConfig: unhandled system error"),
+    (
+        "join-error",
+        2,
+        [1, 1, 1],
+        "ncclCommInitRankConfig: unhandled system error",
+    ),
     ("join-error", 0, [1, 1, 1], "ncclCommInitRankConfig"),
     ("sum-flip:1", 1, [1, 1, 1], "its sum differs from ours"),
     ("sum-hang:5", 2, [124, 1, 1], "sequence 4: "),
     ("sum-error:5", 0, [1, 1, 1], "sequence 4: "),
-    ("sum-error:5", 2, [1, 1, 1], "ncclAllReduce: unhandled cuda error"),
+    (
+        "sum-error:5",
+        2,
+        [1, 1, 1],
+        "ncclAllReduce: unhandled cuda error",
+    ),
     ("sum-flip:9", 1, [1, 1, 1], "gate ffn, number 7: the sum is"),
 ];
 
@@ -237,7 +245,15 @@ fn a_library_that_is_absent_too_old_or_lacks_a_function_is_no_device_with_the_re
         let output = on_simulated_gpu(folder)
             .env("DS4_FAKE_NCCL", fault)
             .args(["--tensor-parallel", "--role", "leader"])
-            .args(["--listen", "127.0.0.1", "1099", "--n-layer", "3", "--n-embd", "64"])
+            .args([
+                "--listen",
+                "127.0.0.1",
+                "1099",
+                "--n-layer",
+                "3",
+                "--n-embd",
+                "64",
+            ])
             .args(more)
             .output()
             .unwrap();
@@ -246,7 +262,10 @@ fn a_library_that_is_absent_too_old_or_lacks_a_function_is_no_device_with_the_re
     };
     let (code, said) = lead(folder.path(), &NCCL, "version:21304");
     assert_eq!(code, 4, "{said}");
-    assert!(said.contains("is version 2.13.4") && said.contains("update it"), "{said}");
+    assert!(
+        said.contains("is version 2.13.4") && said.contains("update it"),
+        "{said}"
+    );
 
     let name = b"ncclCommFinalize\0";
     let mut bytes = nccl_bytes().to_vec();
@@ -257,7 +276,10 @@ fn a_library_that_is_absent_too_old_or_lacks_a_function_is_no_device_with_the_re
     std::fs::write(&path, bytes).unwrap();
     let (code, said) = lead(folder.path(), &NCCL, "");
     assert_eq!(code, 4, "{said}");
-    assert!(said.contains("libnccl.so.2 lacks ncclCommFinalize"), "{said}");
+    assert!(
+        said.contains("libnccl.so.2 lacks ncclCommFinalize"),
+        "{said}"
+    );
 
     let without = tempfile::tempdir().unwrap();
     Interface::Cuda.write_to(without.path()).unwrap();
@@ -265,9 +287,16 @@ fn a_library_that_is_absent_too_old_or_lacks_a_function_is_no_device_with_the_re
     std::fs::write(without.path().join("libnccl.so"), "no library").unwrap();
     let (code, said) = lead(without.path(), &NCCL, "");
     assert_eq!(code, 4, "{said}");
-    assert!(said.contains("libnccl.so.2 or libnccl.so") && said.contains("install NCCL"), "{said}");
+    assert!(
+        said.contains("libnccl.so.2 or libnccl.so") && said.contains("install NCCL"),
+        "{said}"
+    );
 
-    let (code, said) = lead(folder.path(), &["--transport", "nccl", "--backend", "sim"], "");
+    let (code, said) = lead(
+        folder.path(),
+        &["--transport", "nccl", "--backend", "sim"],
+        "",
+    );
     assert_eq!(code, 2, "{said}");
     assert!(said.contains("--backend cuda or hip"), "{said}");
 }

@@ -305,7 +305,9 @@ impl Member {
         const FLOAT_BYTES: u64 = 4;
         let comm = self.comm.as_ref().ok_or(NOT_JOINED)?;
         let floats = bytes / FLOAT_BYTES;
-        let count = usize::try_from(floats).ok().filter(|_| bytes % FLOAT_BYTES == 0);
+        let count = usize::try_from(floats)
+            .ok()
+            .filter(|_| bytes % FLOAT_BYTES == 0);
         let count = count.ok_or(Ended::Order("a sum of bytes that are no 32-bit floats"))?;
         self.on_device("ncclAllReduce", |library, stream| {
             library.sum(comm, (from.0, to.0), count, stream)

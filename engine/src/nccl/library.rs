@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libloading::Library as Loaded;
 
-use super::layout::{Config, FLOAT32, ID_BYTES, IN_PROGRESS, OLDEST, SUCCESS, SUM, UniqueId, version_text};
+use super::layout::{
+    Config, FLOAT32, ID_BYTES, IN_PROGRESS, OLDEST, SUCCESS, SUM, UniqueId, version_text,
+};
 use crate::backend::driver::{Vendor, mapped_file};
 
 /// A handle that only the library turns into a pointer.
@@ -391,7 +393,9 @@ fn text(said: *const c_char) -> String {
 fn path_of(loaded: &'static Loaded, vendor: Vendor) -> PathBuf {
     // SAFETY: the function is only looked at, never called.
     let found = unsafe { loaded.get::<unsafe extern "C" fn()>("ncclGetVersion") };
-    let file = found.ok().and_then(|function| mapped_file(*function as usize));
+    let file = found
+        .ok()
+        .and_then(|function| mapped_file(*function as usize));
     let [name, _] = names(vendor);
     file.unwrap_or_else(|| name.into())
 }

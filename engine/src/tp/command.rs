@@ -433,6 +433,7 @@ impl<'a> Message<'a> {
             | Kind::Ping
             | Kind::Verbs
             | Kind::Collective
+            | Kind::Roster
             | Kind::RowGate
             | Kind::BatchGate
             | Kind::BigGate => None,

@@ -73,6 +73,8 @@ kinds! {
     Verbs = 6, "VERBS", 1024;
     /// The group of a collective library that the ranks may join.
     Collective = 7, "COLLECTIVE", 512;
+    /// Where workers listen.
+    Roster = 8, "ROSTER", 1024;
     /// A prompt.
     Sync = 16, "SYNC", COMMAND_BYTES_MAX;
     /// One token.

@@ -69,6 +69,7 @@ pub mod frame;
 pub mod hello;
 mod mirror;
 pub mod reduce;
+pub mod roster;
 pub mod schedule;
 pub mod seal;
 pub mod session;

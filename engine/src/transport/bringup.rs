@@ -18,7 +18,7 @@ use super::shm::ShmPath;
 use super::sockets::same_host;
 use super::verbs::Side;
 use super::wait::timespec;
-use super::{Remote, Setup, ds4, unix};
+use super::{Remote, Setup, ds4, roster, unix};
 use crate::nccl::Group;
 use crate::tp::session::{Dialect, Phase};
 use crate::tp::time::Time;
@@ -113,7 +113,10 @@ impl Rank {
             }
             Transport::Rdma => format!("it passed the probe; {}", meeting.ways.join("; ")),
             Transport::Nccl => {
-                let origin = meeting.group.as_ref().map_or_else(String::new, Group::origin);
+                let origin = meeting
+                    .group
+                    .as_ref()
+                    .map_or_else(String::new, Group::origin);
                 format!("its sum of all ranks was ours; {origin}")
             }
             Transport::Tcp | Transport::Nvlink => "it passed the probe".to_owned(),
@@ -141,6 +144,8 @@ struct Meeting {
     session: Option<SessionId>,
     incoming: Incoming,
     dials: Vec<Dialling>,
+    /// Lower ranks of which it is not known yet where they listen.
+    undialled: Vec<u32>,
     unix: Option<UnixListener>,
     memories: Vec<(u32, Path)>,
     why_not_shm: Option<String>,
@@ -159,6 +164,7 @@ impl Meeting {
             session: None,
             incoming: Incoming::default(),
             dials: Vec::new(),
+            undialled: Vec::new(),
             unix: None,
             memories: Vec::new(),
             why_not_shm: None,
@@ -175,7 +181,10 @@ impl Meeting {
             meeting.know_session(session);
         } else {
             let now = rank.clock.now();
-            meeting.dial(0, Channel::Control, now)?;
+            if !meeting.dial(rank, 0, Channel::Control, now) {
+                let why = "the address of rank 0 is not known".to_owned();
+                return Err(LinkError::Setup(why));
+            }
         }
         Ok(meeting)
     }
@@ -192,30 +201,33 @@ impl Meeting {
         }
     }
 
-    fn dial(&mut self, rank: u32, channel: Channel, now: Time) -> Result<(), LinkError> {
-        let remote = self.setup.remotes.iter().find(|it| it.rank == rank);
-        let remote = remote
-            .cloned()
-            .ok_or_else(|| LinkError::Setup(format!("the address of rank {rank} is not known")))?;
+    /// Dials a lower rank, if it is known where it listens.
+    fn dial(&mut self, rank: &Rank, lower: u32, channel: Channel, now: Time) -> bool {
+        let remote = roster::remote(&self.setup, rank, lower);
         let bytes = self.setup.buffer_bytes;
-        self.dials.push(Dialling::new(remote, channel, bytes, now));
-        Ok(())
+        let dialling = remote.map(|remote| Dialling::new(remote, channel, bytes, now));
+        let known = dialling.is_some();
+        self.dials.extend(dialling);
+        known
     }
 
     /// Runs until every connection is there.
     fn run(mut self, rank: &mut Rank, notice: &mut dyn FnMut(&str)) -> Result<Self, LinkError> {
-        while rank.session.phase() == Phase::Connecting {
+        let mut told = false;
+        while rank.session.phase() == Phase::Connecting || !told {
             let now = rank.clock.now();
             self.let_in(rank, now, notice);
             self.go_out(rank, now, notice)?;
             rank.serve_links(now);
+            told = told || roster::tell_all(rank, now);
+            self.dial_known(rank, now);
             rank.handle_time();
             if let Some(error) = rank.session.error() {
                 let last = self.dials.iter().find_map(|it| it.failure.as_ref());
                 let last = last.map(|why| format!("last attempt: {why}"));
                 return Err(LinkError::Session(error.clone(), last));
             }
-            if rank.session.phase() == Phase::Connecting {
+            if rank.session.phase() == Phase::Connecting || !told {
                 self.sleep(rank);
             }
         }
@@ -284,12 +296,18 @@ impl Meeting {
             rank.attach(now, made.peer, made.channel, wire);
             if made.channel == Channel::Control {
                 self.know_session(made.session);
-                for lower in 0..config.rank {
-                    self.dial(lower, Channel::Data, now)?;
-                }
+                roster::tell_own(rank, now, self.setup.listening.as_ref());
+                self.undialled = (0..config.rank).collect();
             }
         }
         Ok(())
+    }
+
+    /// Dials the data connections of ranks that are known by now.
+    fn dial_known(&mut self, rank: &Rank, now: Time) {
+        let mut undialled = std::mem::take(&mut self.undialled);
+        undialled.retain(|lower| !self.dial(rank, *lower, Channel::Data, now));
+        self.undialled = undialled;
     }
 
     fn sleep(&self, rank: &Rank) {

@@ -250,7 +250,8 @@ impl Rank {
                 None => std::hint::spin_loop(),
             }
             let now = self.clock.now();
-            if self.wait.spin_ns > 0 && now.since(idle_since) < SPIN_SERVES_NS.min(self.wait.spin_ns)
+            if self.wait.spin_ns > 0
+                && now.since(idle_since) < SPIN_SERVES_NS.min(self.wait.spin_ns)
             {
                 continue;
             }
@@ -346,7 +347,11 @@ impl Rank {
 const SPIN_SERVES_NS: u64 = 100_000;
 
 fn described(offer: &Offer) -> String {
-    let name = if offer.library == NCCL { "NCCL" } else { "RCCL" };
+    let name = if offer.library == NCCL {
+        "NCCL"
+    } else {
+        "RCCL"
+    };
     format!("{name} of version code {}", offer.version)
 }
 

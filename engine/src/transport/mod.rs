@@ -28,6 +28,7 @@ mod path;
 mod probe;
 mod rank;
 mod raw;
+mod roster;
 #[cfg(test)]
 mod sealed_tests;
 mod shm;
@@ -77,7 +78,8 @@ pub struct Setup {
     pub encrypt: bool,
     /// Where it waits for higher ranks; the highest does not.
     pub listening: Option<Listening>,
-    /// Where all lower ranks are.
+    /// Where lower ranks are: the leader, and workers that it does not know to be elsewhere than they
+    /// say.
     pub remotes: Vec<Remote>,
     /// How it waits.
     pub wait: Wait,

@@ -329,6 +329,12 @@ impl Rank {
             .map(|link| (link.peer, &mut link.path))
     }
 
+    /// Where a peer's control connection comes from.
+    pub(super) fn control_address(&self, peer: u32) -> Option<std::net::IpAddr> {
+        let link = self.control.iter().find(|link| link.peer == peer)?;
+        Some(link.wire.stream().peer_addr().ok()?.ip())
+    }
+
     pub(super) fn data_streams(&self) -> impl Iterator<Item = (u32, &TcpStream)> {
         self.links.iter().filter_map(|link| match &link.path {
             Path::Tcp(wire) => Some((link.peer, wire.stream())),

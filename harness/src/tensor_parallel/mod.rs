@@ -4,7 +4,9 @@
 //! that anybody can compute, and verify each sum. Commands, mirrored sessions, drafts, shares of
 //! the logits and the check that the ranks are in step are those of a real run.
 
+mod auto;
 mod histogram;
+mod launcher;
 mod pattern;
 mod plan;
 mod protocol;

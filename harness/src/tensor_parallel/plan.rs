@@ -17,6 +17,7 @@ use ds4_engine::tp::trust::Key;
 use ds4_engine::transport::verbs::{self, SystemVerbs, Wish};
 use ds4_engine::transport::{Rdma, Remote, Wait};
 
+use super::auto::{self, Auto};
 use super::protocol::{DS4_NOTE, ds4_dialect, ds4_gates, ds4_transports, is_ds4};
 use super::run::load_library;
 use super::shape::Shape;
@@ -67,15 +68,21 @@ impl Plan {
     /// # Errors
     /// [`Failure`] of the command line, or of a file or device that it names.
     pub fn resolve(args: &RankArgs, machine: &MachineArgs) -> Result<Self, Failure> {
-        let leads = leads(args)?;
-        let (rank, ranks) = numbers(args, leads)?;
-        let listen = args.listen.as_deref().map(|it| place("--listen", it));
-        let listen = listen.transpose()?;
-        let remotes = remotes(args, leads, rank, ranks, listen.is_some())?;
+        let auto = auto::resolve(args, machine)?;
+        let launched = auto.is_some();
+        let who = match auto {
+            Some(auto) => auto,
+            None => by_hand(args, machine)?,
+        };
+        let (rank, ranks, machine) = (who.rank, who.ranks, &who.machine);
+        let leads = rank == 0;
         let transports = transports(args)?;
         backend(machine)?;
         refuse_flags(machine, &[Flag::Faults], "--tensor-parallel")?;
         let (key, mut notes) = key(args)?;
+        if launched {
+            notes.push(who.note);
+        }
         let ds4 = is_ds4(args, ranks, key.is_some())?;
         if args.encrypt && key.is_none() {
             return Err(Failure::usage(format!(
@@ -89,7 +96,7 @@ impl Plan {
                 "--tokens is {tokens}; give from 1 to {TOKENS_MAX}"
             )));
         }
-        if !leads && (args.tokens.is_some() || args.debug_hash.is_some()) {
+        if !(leads || launched) && (args.tokens.is_some() || args.debug_hash.is_some()) {
             return Err(Failure::usage(
                 "--tokens and --debug-hash are the leader's to say; leave them out on a worker",
             ));
@@ -126,7 +133,9 @@ impl Plan {
         };
         let context = u32::try_from(tokens).unwrap_or(u32::MAX);
         let resolved = Machine::resolve(machine, roomy(1))?;
-        let library = transports.has(Transport::Nccl).then(|| load_library(&resolved));
+        let library = transports
+            .has(Transport::Nccl)
+            .then(|| load_library(&resolved));
         let library = library.transpose()?;
         let mut deadlines = Deadlines::default();
         if let Some(seconds) = args.connect_timeout {
@@ -159,8 +168,8 @@ impl Plan {
             key,
             insecure: args.insecure,
             encrypt: args.encrypt,
-            listen,
-            remotes,
+            listen: who.listen,
+            remotes: who.remotes,
             wait: wait(args, ranks)?,
             rdma: rdma(args, transports)?,
             tokens,
@@ -172,15 +181,32 @@ impl Plan {
     }
 }
 
+/// What the flags say that a launcher would say.
+fn by_hand(args: &RankArgs, machine: &MachineArgs) -> Result<Auto, Failure> {
+    let leads = leads(args)?;
+    let (rank, ranks) = numbers(args, leads)?;
+    let listen = args.listen.as_deref().map(|it| place("--listen", it));
+    let listen = listen.transpose()?;
+    Ok(Auto {
+        rank,
+        ranks,
+        remotes: remotes(args, leads, rank, ranks, listen.is_some())?,
+        listen,
+        machine: machine.clone(),
+        note: String::new(),
+    })
+}
+
 fn leads(args: &RankArgs) -> Result<bool, Failure> {
     match args.role.as_deref() {
         Some("leader" | "coordinator") => Ok(true),
         Some("worker") => Ok(false),
         Some("none") | None => Err(Failure::usage(
-            "--tensor-parallel requires --role leader or --role worker",
+            "--tensor-parallel requires --role leader or --role worker, or --role auto under \
+             torchrun, srun or mpirun",
         )),
         Some(other) => Err(Failure::usage(format!(
-            "invalid --role value: {other}; use leader (or coordinator) or worker"
+            "invalid --role value: {other}; use leader (or coordinator), worker or auto"
         ))),
     }
 }
@@ -261,15 +287,10 @@ fn remotes(
             port: place.port,
         });
     }
-    match (1..rank).find(|lower| remotes.iter().all(|it| it.rank != *lower)) {
-        Some(missing) => Err(Failure::usage(format!(
-            "rank {rank} connects to rank {missing}: give --peer {missing} HOST PORT"
-        ))),
-        None => Ok(remotes),
-    }
+    Ok(remotes)
 }
 
-fn place(flag: &str, words: &[String]) -> Result<Place, Failure> {
+pub(super) fn place(flag: &str, words: &[String]) -> Result<Place, Failure> {
     let [host, port] = words else {
         return Err(Failure::usage(format!("{flag} needs HOST PORT")));
     };
@@ -321,7 +342,10 @@ fn rdma(args: &RankArgs, transports: TransportSet) -> Result<Rdma, Failure> {
         return Ok(Rdma::default());
     }
     let (library, why_none) = match SystemVerbs::load() {
-        Ok(verbs) => (Some(Arc::new(verbs) as Arc<dyn verbs::Library>), String::new()),
+        Ok(verbs) => (
+            Some(Arc::new(verbs) as Arc<dyn verbs::Library>),
+            String::new(),
+        ),
         Err(error) => (None, error.to_string()),
     };
     let unreliable = match std::env::var(QUEUE_PAIRS_VARIABLE).as_deref() {

@@ -79,7 +79,9 @@ impl Comm {
             code::IN_PROGRESS => return code::INVALID_USAGE,
             failed => return failed,
         }
-        self.shared.state.store(code::IN_PROGRESS, Ordering::Release);
+        self.shared
+            .state
+            .store(code::IN_PROGRESS, Ordering::Release);
         match self.sums.send(sum) {
             Ok(()) => code::IN_PROGRESS,
             Err(_) => code::INTERNAL,

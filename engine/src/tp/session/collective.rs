@@ -32,19 +32,25 @@ impl Session {
     /// The group that the leader offers.
     #[must_use]
     pub fn collective_offer(&self) -> Option<&Offer> {
-        self.collective.heard.iter().find_map(|(_, heard)| match heard {
-            CollectiveMessage::Offer(offer) => Some(&**offer),
-            CollectiveMessage::Nothing(_) => None,
-        })
+        self.collective
+            .heard
+            .iter()
+            .find_map(|(_, heard)| match heard {
+                CollectiveMessage::Offer(offer) => Some(&**offer),
+                CollectiveMessage::Nothing(_) => None,
+            })
     }
 
     /// Who said that no group comes about, and why.
     #[must_use]
     pub fn collective_refusal(&self) -> Option<(u32, &str)> {
-        self.collective.heard.iter().find_map(|(peer, heard)| match heard {
-            CollectiveMessage::Offer(_) => None,
-            CollectiveMessage::Nothing(why) => Some((*peer, why.as_str())),
-        })
+        self.collective
+            .heard
+            .iter()
+            .find_map(|(peer, heard)| match heard {
+                CollectiveMessage::Offer(_) => None,
+                CollectiveMessage::Nothing(why) => Some((*peer, why.as_str())),
+            })
     }
 
     /// A peer that has voted and did not prove a transport.
@@ -52,7 +58,9 @@ impl Session {
     pub fn voted_without(&self, transport: Transport) -> Option<u32> {
         let lacks = |vote: crate::tp::transport::TransportSet| !vote.has(transport);
         let mut links = self.control.iter();
-        links.find(|link| link.vote.is_some_and(lacks)).map(|link| link.peer)
+        links
+            .find(|link| link.vote.is_some_and(lacks))
+            .map(|link| link.peer)
     }
 
     pub(super) fn heed_collective(
@@ -88,7 +96,11 @@ impl Session {
         let seq = self.check_begin(gate, bytes)?;
         let limit_ns = self.gate_limit_ns(bytes);
         // The leader knows of every rank whether it lives: its word comes before the others' guess.
-        let grace_ns = if self.config.rank == 0 { 0 } else { limit_ns / 4 };
+        let grace_ns = if self.config.rank == 0 {
+            0
+        } else {
+            limit_ns / 4
+        };
         self.collective.limit_ns = Some(limit_ns);
         self.enter_gate(now, gate, seq, now.after(limit_ns).after(grace_ns));
         Ok(seq)
@@ -106,7 +118,11 @@ impl Session {
     pub(super) fn late_in_collective(&self, now: Time, current: &Current) -> Option<(u32, Cause)> {
         self.collective.limit_ns?;
         let silent = self.silent_in_gate(now);
-        let wait = if silent.is_some() { Wait::Gate } else { Wait::Sum };
+        let wait = if silent.is_some() {
+            Wait::Gate
+        } else {
+            Wait::Sum
+        };
         let waited_ns = now.since(current.began);
         let cause = Cause::Deadline { wait, waited_ns };
         Some((silent.unwrap_or(self.config.rank), cause))

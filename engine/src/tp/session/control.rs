@@ -6,6 +6,7 @@ use crate::tp::error::{Cause, TpError};
 use crate::tp::frame::{FrameError, Kind};
 use crate::tp::hello::Hello;
 use crate::tp::mirror::{MirrorError, settle};
+use crate::tp::roster;
 use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
 use crate::tp::v7;
@@ -152,6 +153,11 @@ impl Session {
                     Some(set) => self.heed_vote(now, peer, kind, set),
                     None => Err(Cause::Frame(FrameError::Payload(kind))),
                 }
+            }
+            Kind::Roster => {
+                let entries = roster::decode(payload).ok();
+                link.take();
+                self.heed_roster(peer, entries)
             }
             Kind::Collective => {
                 let message = CollectiveMessage::decode(payload).ok();

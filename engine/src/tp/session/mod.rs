@@ -11,6 +11,7 @@ mod control;
 mod gates;
 mod link;
 mod ring;
+mod roster;
 
 use std::collections::VecDeque;
 
@@ -22,6 +23,7 @@ use super::exchange::Ways;
 use super::frame::{FrameError, Kind};
 use super::hello::{Hello, Identity};
 use super::mirror::{Mirror, Strictness};
+use super::roster::Entry;
 use super::schedule::Gate;
 use super::slab::peer_index;
 use super::time::{Deadlines, Time};
@@ -154,6 +156,7 @@ pub struct Session {
     /// The ring under way, if the gate takes that way.
     round: Option<Round>,
     collective: Collective,
+    roster: Vec<Entry>,
     /// Where a ring's partial sums come in.
     staging: Vec<u8>,
     error: Option<TpError>,
@@ -193,6 +196,7 @@ impl Session {
             current: None,
             round: None,
             collective: Collective::default(),
+            roster: Vec::new(),
             staging: Vec::new(),
             error: None,
             scratch: Vec::new(),
