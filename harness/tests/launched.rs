@@ -88,7 +88,12 @@ fn assert_all_well(ends: &[(i32, Value, String)], transport: &str) {
 
 fn torchrun(port: u16) -> Vec<String> {
     let port = format!("MASTER_PORT={}", port - 1);
-    let words = ["RANK=%", "WORLD_SIZE=3", "LOCAL_RANK=%", "LOCAL_WORLD_SIZE=3"];
+    let words = [
+        "RANK=%",
+        "WORLD_SIZE=3",
+        "LOCAL_RANK=%",
+        "LOCAL_WORLD_SIZE=3",
+    ];
     let words = words.into_iter().map(str::to_owned);
     words
         .chain(["MASTER_ADDR=a-name-of-this-host".to_owned(), port])

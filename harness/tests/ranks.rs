@@ -689,7 +689,11 @@ fn flags_that_do_not_fit_together_are_refused_in_words() {
     say(&[&lead[..], &["--rank", "1"]].concat());
     say(&[&work[..], &["--tokens", "3"]].concat());
     say(&[&work[..], &["--ranks", "4", "--rank", "2"]].concat());
-    say(&[&work[..], &["--ranks", "4", "--rank", "3", "--peer", "3", "h", "1"]].concat());
+    say(&[
+        &work[..],
+        &["--ranks", "4", "--rank", "3", "--peer", "3", "h", "1"],
+    ]
+    .concat());
     say(&[tp, "--role", "auto"]);
     say(&[tp, "--role", "auto", "--peer", "1", "h", "1"]);
     let v7 = [&lead[..], &["--protocol", "ds4-v7"]].concat();

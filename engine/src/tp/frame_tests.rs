@@ -6,10 +6,12 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
+use crate::tp::collective::{self, CollectiveMessage};
 use crate::tp::command::{Item, Items, Message, Reserved, Tokens};
 use crate::tp::error::{Cause, Position, TpError};
 use crate::tp::exchange::Ways;
 use crate::tp::hello::{HELLO_BYTES, Hello};
+use crate::tp::roster::{self, Entry, Host};
 use crate::tp::transport::TransportSet;
 use crate::tp::v7;
 use crate::tp::verbs::{Endpoint, Offer, OfferedGid, RELIABLE, UNRELIABLE, VerbsMessage, Verdict};
@@ -104,6 +106,24 @@ fn verbs_messages() -> Vec<VerbsMessage> {
     ]
 }
 
+fn collective_offer() -> CollectiveMessage {
+    CollectiveMessage::Offer(Box::new(collective::Offer {
+        library: collective::NCCL,
+        version: 22_703,
+        name: std::array::from_fn(|at| u8::try_from(at).unwrap()),
+    }))
+}
+
+fn roster_entries() -> Vec<Entry> {
+    let hosts = [Host::Leaders, Host::V4([10, 8, 0, 1]), Host::V6([9; 16])];
+    let entries = (1..).zip(hosts).map(|(rank, host)| Entry {
+        rank,
+        port: 0x3039,
+        host,
+    });
+    entries.collect()
+}
+
 fn payload(message: &Message<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     message.encode(&mut bytes);
@@ -153,6 +173,23 @@ fn native_bytes_are_as_reviewed() {
         let payload = frame.get(HEAD_BYTES..).unwrap_or_default();
         assert_eq!(VerbsMessage::decode(payload), Ok(message));
     }
+    let others = [
+        (Kind::Collective, collective_offer().encode()),
+        (
+            Kind::Collective,
+            CollectiveMessage::Nothing("none".to_owned()).encode(),
+        ),
+        (Kind::Roster, roster::encode(&roster_entries())),
+    ];
+    for (seq, (kind, payload)) in (1..).zip(others) {
+        let mut frame = Vec::new();
+        assert!(push_control(&mut frame, kind, seq, &payload));
+        text.push_str(&format!("{} {}\n", kind.name(), hex(&frame)));
+    }
+    let offer = collective_offer();
+    assert_eq!(CollectiveMessage::decode(&offer.encode()), Ok(offer));
+    let entries = roster_entries();
+    assert_eq!(roster::decode(&roster::encode(&entries)), Ok(entries));
     let gates = [
         (row(42, GateName::FeedForward), 86, Some(0xdead_beef)),
         (row(0, GateName::Attention), 1, None),

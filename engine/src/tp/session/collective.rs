@@ -128,3 +128,7 @@ impl Session {
         Some((silent.unwrap_or(self.config.rank), cause))
     }
 }
+
+#[cfg(test)]
+#[path = "collective_tests.rs"]
+mod tests;
