@@ -1,4 +1,5 @@
-//! Programs of others on the simulated driver, which must take it for one.
+//! Programs of others on the simulated driver, which must take it for one, and the real NCCL, which
+//! must not.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use crate::tasks::target_dir;
 const AGAIN: &str = "cargo ci clients";
 
 /// What is installed from PyPI, and the script that uses it.
-const CLIENTS: [(&str, &str, &str); 2] = [
+const CLIENTS: [(&str, &str, &str); 3] = [
     (
         "NVIDIA's Python bindings",
         "cuda-bindings==13.5.*",
@@ -19,6 +20,11 @@ const CLIENTS: [(&str, &str, &str); 2] = [
         "Numba",
         "numba-cuda==0.30.4 nvidia-cuda-runtime==13.*",
         "ci/clients/numba_arrays.py",
+    ),
+    (
+        "NCCL, loaded by our ranks",
+        "nvidia-nccl-cu12==2.21.5",
+        "ci/clients/nccl_ranks.py",
     ),
 ];
 

@@ -20,6 +20,10 @@ Two ranks that run one model, on two hosts (ds4 keygen -o tp.key, the same file 
   ds4 --tensor-parallel --role leader --listen 0.0.0.0 12345 --model M.gguf --key-file tp.key
   ds4 --tensor-parallel --role worker --coordinator HOST 12345 --model M.gguf --key-file tp.key
 
+As many as a launcher starts, each on its own GPU, summing by NCCL (also with srun or mpirun):
+  torchrun --no-python --nproc-per-node 8 ds4 --tensor-parallel --role auto --backend cuda \
+    --transport nccl --model M.gguf
+
 Devices are simulated unless --backend names a real one. Exit codes: 0 ok, 1 a check failed or a
 request was refused, 2 usage, 3 regression, 4 nothing done or no device, 70 internal error,
 75 busy, 124 deadline, 130 interrupted.";
@@ -81,10 +85,11 @@ pub struct RankArgs {
     /// Where to wait for the other ranks.
     #[arg(long, num_args = 2, value_names = ["HOST", "PORT"])]
     pub listen: Option<Vec<String>>,
-    /// Where the leader listens.
+    /// Where the leader listens; with --role auto for all ranks, if the launcher does not say it.
     #[arg(long, num_args = 2, value_names = ["HOST", "PORT"])]
     pub coordinator: Option<Vec<String>>,
-    /// How gates travel: auto, tcp, shm, rdma, nvlink or nccl.
+    /// How gates travel: auto, tcp, shm, rdma, nvlink, or nccl, which is NCCL with --backend cuda and
+    /// RCCL with hip, and never chosen by auto.
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
     /// What the ranks speak: native, or ds4-v7, with which a ds4 rank can be the peer; native if absent.
@@ -270,6 +275,8 @@ Examples:
   ds4 fake-cuda --gpus 24G,24G -- ds4 check --backend cuda
   ds4 fake-cuda --topology 8x24g-mixed --faults plan.json --ledger -- ./my-test
   ds4 fake-cuda --gpus 1G --log calls.txt -- python ci/clients/numba_arrays.py
+  ds4 fake-cuda --gpus 1G,1G --nccl -- torchrun --no-python --nproc-per-node 2 \
+    ds4 --tensor-parallel --role auto --backend cuda --transport nccl --n-layer 2 --n-embd 64
 
 Programs of the CUDA runtime (PyTorch, anything that nvcc linked) do not accept the library. The
 exit code is the program's, 128 and the signal for one that was killed.")]

@@ -133,11 +133,11 @@ fn two_to_four_ranks_get_the_sums_that_they_get_over_tcp_and_leak_nothing() {
             assert_eq!(value["transport"]["path"], "nccl");
             // Six gates a token and two of a prompt, drafts and one of them again.
             assert_eq!(value["gates"], 6 * 8);
-            let reason = value["transport"]["reason"].as_str().unwrap();
+            let library = value["transport"]["library"].as_str().unwrap();
             let file = folder.path().join("libnccl.so.2").display().to_string();
             assert!(
-                reason.contains(&file) && reason.contains("SIMULATED"),
-                "{reason}"
+                library.contains(&file) && library.contains("SIMULATED"),
+                "{library}"
             );
             assert!(said.contains(CLEAN), "{said}");
         }

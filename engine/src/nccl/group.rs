@@ -307,7 +307,7 @@ impl Member {
         let floats = bytes / FLOAT_BYTES;
         let count = usize::try_from(floats)
             .ok()
-            .filter(|_| bytes % FLOAT_BYTES == 0);
+            .filter(|_| bytes.is_multiple_of(FLOAT_BYTES));
         let count = count.ok_or(Ended::Order("a sum of bytes that are no 32-bit floats"))?;
         self.on_device("ncclAllReduce", |library, stream| {
             library.sum(comm, (from.0, to.0), count, stream)

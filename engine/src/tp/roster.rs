@@ -45,7 +45,7 @@ pub fn encode(entries: &[Entry]) -> Vec<u8> {
         match entry.host {
             Host::Leaders => {}
             Host::V4([a, b, c, d]) => {
-                [address[0], address[1], address[2], address[3]] = [a, b, c, d]
+                [address[0], address[1], address[2], address[3]] = [a, b, c, d];
             }
             Host::V6(whole) => address = whole,
         }

@@ -69,8 +69,10 @@ impl Joining<'_> {
         } else {
             Err("a peer does not offer it".to_owned())
         };
+        // The leader knows its own words.
+        let news = self.rank.session.collective_refusal().is_none();
         if let Err(why) = &joined
-            && (leads || offered.has(Transport::Nccl))
+            && (leads || (news && offered.has(Transport::Nccl)))
         {
             let now = self.rank.clock.now();
             let message = CollectiveMessage::Nothing(why.clone());
@@ -154,7 +156,7 @@ impl Joining<'_> {
         loop {
             group.hush();
             match group.answer() {
-                Some(Answer::Failed(why)) => return Err(why),
+                Some(Answer::Failed(why)) => return Err(format!("{why} ({})", group.origin())),
                 Some(answer) => return Ok(answer),
                 None => {}
             }
@@ -196,7 +198,7 @@ impl Joining<'_> {
         self.place = Some(place);
         let to = DeviceAddress(place.0 + bytes);
         let mine = part(own);
-        let mut parts: Vec<Vec<u8>> = (0..ranks).map(part).collect();
+        let parts: Vec<Vec<u8>> = (0..ranks).map(part).collect();
         let mut sum = vec![POISON; PROBE_BYTES];
         backend.write(device, place, &mine).map_err(words)?;
         backend.write(device, to, &sum).map_err(words)?;
@@ -212,8 +214,9 @@ impl Joining<'_> {
         backend.free(device, place).map_err(words)?;
         let mut ours = vec![0; PROBE_BYTES];
         sum_in_order(&mut ours, parts.iter().map(Vec::as_slice));
-        let sizes = parts.iter_mut().fold(vec![0.0; PROBE_BYTES / 4], add_sizes);
-        compare(&ours, &sum, &sizes, ranks)
+        let sizes = sizes_of(&parts);
+        let compared = compare(&ours, &sum, &sizes, ranks);
+        compared.map_err(|why| format!("{why} ({})", seat.library.origin()))
     }
 }
 
@@ -376,10 +379,14 @@ fn probe_part(session: &SessionId, rank: u32) -> Vec<u8> {
     words
 }
 
-fn add_sizes(mut sizes: Vec<f64>, part: &mut Vec<u8>) -> Vec<f64> {
-    let (numbers, _) = part.as_chunks::<4>();
-    for (size, number) in sizes.iter_mut().zip(numbers) {
-        *size += f64::from(f32::from_le_bytes(*number)).abs();
+/// The sum of the sizes of all parts, at each place.
+fn sizes_of(parts: &[Vec<u8>]) -> Vec<f64> {
+    let mut sizes = vec![0.0; PROBE_BYTES / 4];
+    for part in parts {
+        let (numbers, _) = part.as_chunks::<4>();
+        for (size, number) in sizes.iter_mut().zip(numbers) {
+            *size += f64::from(f32::from_le_bytes(*number)).abs();
+        }
     }
     sizes
 }
@@ -423,7 +430,7 @@ mod tests {
                 sum
             };
             let ours = sum(&parts);
-            let sizes = parts.iter_mut().fold(vec![0.0; PROBE_BYTES / 4], add_sizes);
+            let sizes = sizes_of(&parts);
             parts.reverse();
             let mut theirs = sum(&parts);
             assert_eq!(compare(&ours, &theirs, &sizes, ranks), Ok(()));

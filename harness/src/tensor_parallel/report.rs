@@ -68,7 +68,11 @@ pub(super) fn report(run: &Finished<'_>, console: &Console) -> Outcome {
         "n_embd": run.plan.shape.n_embd,
         "keyed": run.plan.key.is_some(),
         "encrypted": run.plan.encrypt,
-        "transport": { "path": run.transport.name(), "reason": run.reason },
+        "transport": {
+            "path": run.transport.name(),
+            "reason": run.reason,
+            "library": run.plan.library.as_ref().map(|it| it.origin()),
+        },
         "device": run.plan.machine.target.origin(),
         "tokens": figures.tokens,
         "tokens_per_second": per_second,
