@@ -148,7 +148,7 @@ fn two_to_four_ranks_get_the_sums_that_they_get_over_tcp_and_leak_nothing() {
 /// them says.
 type Case = (&'static str, usize, [i32; 3], &'static str);
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     ("join-hang", 1, [1, 1, 1], "did not come about in time"),
     (
         "join-error",
@@ -159,6 +159,7 @@ const CASES: [Case; 8] = [
     ("join-error", 0, [1, 1, 1], "ncclCommInitRankConfig"),
     ("sum-flip:1", 1, [1, 1, 1], "its sum differs from ours"),
     ("sum-hang:5", 2, [124, 1, 1], "sequence 4: "),
+    ("sum-block:5", 1, [124, 1, 1], "sequence 4: "),
     ("sum-error:5", 0, [1, 1, 1], "sequence 4: "),
     (
         "sum-error:5",
@@ -169,40 +170,39 @@ const CASES: [Case; 8] = [
     ("sum-flip:9", 1, [1, 1, 1], "gate ffn, number 7: the sum is"),
 ];
 
+/// The limits under which a fault shows soon; others end by themselves, however slow the machine is.
+fn limits(fault: &str) -> &'static [&'static str] {
+    match fault {
+        "join-hang" => &["--connect-timeout", "4"],
+        "sum-hang:5" | "sum-block:5" => &["--gate-timeout", "1"],
+        _ => &[],
+    }
+}
+
 #[test]
 fn every_fault_of_the_library_ends_all_ranks_in_time_with_its_reason_and_without_a_leak() {
     let folder = libraries();
-    let limits = ["--gate-timeout", "1", "--connect-timeout", "3"];
-    let more = [&NCCL[..], &limits].concat();
     thread::scope(|scope| {
         for (fault, faulty, codes, reason) in CASES {
-            let (folder, more) = (folder.path(), &more);
+            let folder = folder.path();
             scope.spawn(move || {
                 let since = Instant::now();
-                let children = group(folder, 3, more, (faulty, fault));
+                let more = [&NCCL[..], limits(fault)].concat();
+                let children = group(folder, 3, &more, (faulty, fault));
                 let ends: Vec<_> = children.into_iter().map(ended).collect();
                 let took = since.elapsed();
-                assert!(took < Duration::from_secs(20), "{fault}: {took:?}");
-                for ((code, _, said), want) in ends.into_iter().zip(codes) {
+                assert!(took < Duration::from_secs(30), "{fault}: {took:?}");
+                for (rank, ((code, _, said), want)) in ends.into_iter().zip(codes).enumerate() {
                     assert_eq!(code, want, "{fault} of rank {faulty}: {said}");
                     assert!(said.contains(reason), "{fault} of rank {faulty}: {said}");
-                    assert!(said.contains(CLEAN), "{fault} of rank {faulty}: {said}");
+                    // A call that never returns costs its thread, and what that may use.
+                    let left = said.contains("ncclAllReduce has not returned");
+                    assert_eq!(left, fault == "sum-block:5" && rank == faulty, "{said}");
+                    assert_eq!(!left, said.contains(CLEAN), "{fault} of {faulty}: {said}");
                 }
             });
         }
     });
-}
-
-#[test]
-fn a_call_that_never_returns_costs_its_thread_and_not_the_deadline() {
-    let folder = libraries();
-    let more = [&NCCL[..], &["--gate-timeout", "1"]].concat();
-    let children = group(folder.path(), 2, &more, (1, "sum-block:5"));
-    let ends: Vec<_> = children.into_iter().map(ended).collect();
-    assert_eq!((ends[0].0, ends[1].0), (124, 1), "{ends:?}");
-    assert!(ends[0].2.contains(CLEAN));
-    let said = &ends[1].2;
-    assert!(said.contains("ncclAllReduce has not returned"), "{said}");
 }
 
 #[test]
