@@ -142,10 +142,11 @@ fn read(names: &Names, variables: Variables<'_>) -> Result<Option<Launched>, Str
         ));
     }
     let local_rank = get(names.local_rank)?;
-    if let Some(local) = local_rank.filter(|local| *local > rank) {
+    // They need not come in the order of the ranks.
+    if let Some(local) = local_rank.filter(|local| *local >= ranks) {
         return Err(format!(
-            "{}={local} is above {}={rank}",
-            names.local_rank, names.rank
+            "{}={local} is not below {}={ranks}",
+            names.local_rank, names.ranks
         ));
     }
     Ok(Some(Launched {
@@ -330,7 +331,7 @@ mod tests {
         WORLD_SIZE=1: a run has from 2 to 32 ranks
         WORLD_SIZE=33: a run has from 2 to 32 ranks
         RANK='-1' is no number of ranks
-        LOCAL_RANK=2 is above RANK=1
+        LOCAL_RANK=2 is not below WORLD_SIZE=2
         MASTER_ADDR is set and MASTER_PORT is not: a launcher sets both; unset MASTER_ADDR or set MASTER_PORT
         MASTER_PORT is set and MASTER_ADDR is not: a launcher sets both; unset MASTER_PORT or set MASTER_ADDR
         MASTER_PORT='65535' is no port below 65535
