@@ -29,6 +29,7 @@ mod rank;
 mod raw;
 #[cfg(test)]
 mod sealed_tests;
+mod setup;
 mod shm;
 mod sockets;
 #[cfg(test)]
