@@ -248,15 +248,15 @@ struct Rounds {
 impl Rounds {
     /// Times of each contender, by rounds, as this end saw them.
     fn run(&self, side: u8, ends: &mut [Box<dyn End>]) -> Result<Vec<Vec<Vec<f64>>>, String> {
-        let mut out: Vec<u8> = (0..self.bytes).map(|at| byte(at, side)).collect();
-        let mut want: Vec<u8> = (0..self.bytes).map(|at| byte(at, 1 - side)).collect();
-        let mut incoming = vec![0xff; self.bytes];
+        let mut buffers = Buffers {
+            out: (0..self.bytes).map(|at| byte(at, side)).collect(),
+            want: (0..self.bytes).map(|at| byte(at, 1 - side)).collect(),
+            incoming: vec![0xff; self.bytes],
+        };
         let mut times = vec![Vec::new(); ends.len()];
         for round in 0..=self.rounds {
-            for (index, end) in ends.iter_mut().enumerate() {
-                if !self.takes_part[index] {
-                    continue;
-                }
+            let taking_part = ends.iter_mut().zip(&mut times).zip(&self.takes_part);
+            for ((end, times), _) in taking_part.filter(|(_, takes_part)| **takes_part) {
                 // The first round warms up.
                 let count = if round == 0 {
                     self.count / 10 + 2
@@ -265,59 +265,76 @@ impl Rounds {
                 };
                 let mut taken = Vec::with_capacity(count);
                 for number in 0..count {
-                    stamp(&mut out, round, number);
-                    stamp(&mut want, round, number);
-                    let watch = Stopwatch::start();
-                    match (self.direction, side) {
-                        (Direction::BothWays, _) => end.exchange(&out, &mut incoming)?,
-                        (Direction::OneWay, 0) => {
-                            end.exchange(&out, &mut [])?;
-                            end.exchange(&[], &mut incoming)?;
-                        }
-                        (Direction::OneWay, _) => {
-                            end.exchange(&[], &mut incoming)?;
-                            end.exchange(&out, &mut [])?;
-                        }
-                    }
-                    let ns = watch.elapsed_ns() as f64;
-                    taken.push(match self.direction {
-                        Direction::OneWay => ns / 2.0,
-                        Direction::BothWays => ns,
-                    });
-                    let whole = number + 1 == count;
-                    let ends = self.bytes.min(END_BYTES);
-                    let equal = if whole {
-                        incoming == want
-                    } else {
-                        incoming[..ends] == want[..ends]
-                            && incoming[self.bytes - ends..] == want[self.bytes - ends..]
-                    };
-                    if !equal {
+                    buffers.stamp(round, number);
+                    taken.push(self.message(side, &mut **end, &mut buffers)?);
+                    if !buffers.arrived(number + 1 == count) {
                         return Err(format!("wrong bytes in a message of {} bytes", self.bytes));
                     }
                 }
                 if round > 0 {
-                    times[index].push(taken);
+                    times.push(taken);
                 }
             }
         }
         Ok(times)
     }
+
+    /// The time of one message.
+    fn message(&self, side: u8, end: &mut dyn End, buffers: &mut Buffers) -> Result<f64, String> {
+        let Buffers { out, incoming, .. } = buffers;
+        let watch = Stopwatch::start();
+        match (self.direction, side) {
+            (Direction::BothWays, _) => end.exchange(out, incoming)?,
+            (Direction::OneWay, 0) => {
+                end.exchange(out, &mut [])?;
+                end.exchange(&[], incoming)?;
+            }
+            (Direction::OneWay, _) => {
+                end.exchange(&[], incoming)?;
+                end.exchange(out, &mut [])?;
+            }
+        }
+        let ns = watch.elapsed_ns() as f64;
+        Ok(match self.direction {
+            Direction::OneWay => ns / 2.0,
+            Direction::BothWays => ns,
+        })
+    }
+}
+
+/// What one end sends, what it must get, and what it got.
+struct Buffers {
+    out: Vec<u8>,
+    want: Vec<u8>,
+    incoming: Vec<u8>,
+}
+
+impl Buffers {
+    /// Makes each message another one, at its beginning and at its end.
+    fn stamp(&mut self, round: usize, number: usize) {
+        let mark = (number as u64).to_le_bytes()[0] ^ (round as u64).to_le_bytes()[0];
+        for message in [&mut self.out, &mut self.want] {
+            let last = message.len() - 1;
+            message[0] = mark;
+            message[last] = mark;
+        }
+    }
+
+    /// Whether the ends are right, or the whole.
+    fn arrived(&self, whole: bool) -> bool {
+        let (incoming, want) = (&self.incoming, &self.want);
+        let ends = want.len().min(END_BYTES);
+        let last = want.len() - ends;
+        if whole {
+            incoming == want
+        } else {
+            incoming[..ends] == want[..ends] && incoming[last..] == want[last..]
+        }
+    }
 }
 
 fn byte(at: usize, side: u8) -> u8 {
     (at as u64).wrapping_mul(0x9e37_79b9).to_le_bytes()[2] ^ side.wrapping_mul(0x55)
-}
-
-/// Makes each message another one, at its beginning and at its end.
-fn stamp(message: &mut [u8], round: usize, number: usize) {
-    let mark = (number as u64).to_le_bytes()[0] ^ (round as u64).to_le_bytes()[0];
-    if let Some(first) = message.first_mut() {
-        *first = mark;
-    }
-    if let Some(last) = message.last_mut() {
-        *last = mark;
-    }
 }
 
 #[cfg(test)]
