@@ -20,7 +20,7 @@ mod tests;
 
 pub use cost::closed_form_ps;
 pub use fit::{Line, MAX_POINTS, Point, Range, Residual, fit, line_at, residuals};
-pub use profile::{LinkProfile, shipped};
+pub use profile::{LinkProfile, PointNs, shipped};
 pub use run::{Run, WrongSum, simulate};
 
 /// The most ranks of the model.
