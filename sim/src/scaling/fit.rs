@@ -3,7 +3,8 @@
 //! A protocol change (packets, bulk, copy engine) shows as another line, so the sizes are cut into
 //! at most three ranges: as few as keep every point within [`GOOD_PPM`]. Within a range the line is
 //! the one with the least largest relative error among those through two points, shifted so that
-//! the errors above and below are equal. All of it is whole numbers.
+//! the errors above and below are equal. Sizes between two ranges lie on the line that joins them, as
+//! nobody measured where one protocol gives way to the next. All of it is whole numbers.
 
 /// A fit with no more error than this needs no further range, in millionths.
 const GOOD_PPM: u64 = 100_000;
@@ -109,7 +110,32 @@ pub fn fit(points: &[Point]) -> Vec<Range> {
             break;
         }
     }
-    best.map_or_else(Vec::new, |(_, ranges)| ranges)
+    best.map_or_else(Vec::new, |(_, ranges)| joined(points, &ranges))
+}
+
+/// `ranges` with a line between each two, from the last size of one to the first of the next.
+fn joined(points: &[Point], ranges: &[Range]) -> Vec<Range> {
+    let mut all: Vec<Range> = Vec::new();
+    for range in ranges {
+        let before = all.last().copied();
+        let first = points
+            .iter()
+            .find(|point| before.is_none_or(|b| point.bytes > b.last_bytes));
+        let fitted = |bytes: u64, line: Line| Point {
+            bytes,
+            ps: line.ps(bytes),
+        };
+        if let (Some(before), Some(first)) = (before, first) {
+            let from = fitted(before.last_bytes, before.line);
+            let between = through(from, fitted(first.bytes, range.line));
+            all.extend(between.map(|line| Range {
+                last_bytes: first.bytes - 1,
+                line,
+            }));
+        }
+        all.push(*range);
+    }
+    all
 }
 
 /// Every point against the model with and without it.
@@ -181,7 +207,14 @@ fn through(first: Point, second: Point) -> Option<Line> {
     let run = second.bytes.checked_sub(first.bytes)?;
     let slope = (u128::from(rise) << 20).checked_div(u128::from(run))?;
     let ps_per_mib = u64::try_from(slope).ok()?;
-    let base_ps = first.ps.saturating_sub(part_ps(first.bytes, ps_per_mib));
+    let Some(base_ps) = first.ps.checked_sub(part_ps(first.bytes, ps_per_mib)) else {
+        // No message costs less than nothing: the line from there through the second point.
+        let slope = (u128::from(second.ps) << 20).checked_div(u128::from(second.bytes))?;
+        return Some(Line {
+            base_ps: 0,
+            ps_per_mib: u64::try_from(slope).ok()?,
+        });
+    };
     Some(Line {
         base_ps,
         ps_per_mib,

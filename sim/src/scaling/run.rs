@@ -214,7 +214,7 @@ fn ring(wires: &mut Wires) -> Result<u64, WrongSum> {
             (sum, end)
         };
         last = last.max(ready);
-        if step + 3 <= 2 * ranks - 1 {
+        if step + 3 < 2 * ranks {
             wires.send(ready, to, (to + 1) % ranks, step + 1, sum);
         }
     }

@@ -70,7 +70,7 @@ fn every_measured_point_lies_within_fifteen_percent_of_the_model() {
 fn a_point_left_out_of_the_fit_does_not_steer_its_own_prediction() {
     let line = |bytes: u64| Point {
         bytes,
-        ps: 1000 + (bytes * 2000 >> 20),
+        ps: 1000 + ((bytes * 2000) >> 20),
     };
     let mut points: Vec<Point> = (10..=20).map(|power| line(1 << power)).collect();
     for seen in residuals(&points) {
@@ -91,8 +91,10 @@ fn where_a_protocol_changes_the_line_changes() {
         at(8192, 9100),
     ];
     let ranges = fit(&points);
-    assert_eq!(ranges.len(), 2);
-    assert_eq!(ranges[0].last_bytes, 2048);
+    let ends: Vec<u64> = ranges.iter().map(|range| range.last_bytes).collect();
+    assert_eq!(ends, [2048, 4095, 8192]);
+    let between = line_at(&ranges, 3072).ps(3072);
+    assert!((2000..9000).contains(&between), "{between}");
 }
 
 #[test]
