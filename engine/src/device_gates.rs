@@ -144,7 +144,10 @@ impl DeviceGates {
             DeviceGateError::BadGate(format!("no memory holds gates of {most_bytes} bytes"))
         })?;
         let one = take(allocator, first, bytes)?;
-        let two = take(allocator, second, bytes).inspect_err(|_| give_back(allocator, &one))?;
+        let two = take(allocator, second, bytes).inspect_err(|_| {
+            // What has failed already is the error; a lost device takes its memory along.
+            let _ = one.give_back(allocator);
+        })?;
         let gates = Self {
             backend,
             ends: [one, two],
@@ -274,15 +277,8 @@ impl DeviceGates {
     /// # Errors
     /// [`DeviceGateError::Free`] and [`DeviceGateError::Backend`], after all was tried.
     pub fn close(self, allocator: &Allocator) -> Result<(), DeviceGateError> {
-        let mut result = Ok(());
-        for end in &self.ends {
-            let freed = allocator.free(end.block.handle);
-            let removed = self.backend.destroy_stream(end.device, end.aside);
-            result = result
-                .and(freed.map_err(DeviceGateError::Free))
-                .and(removed.map_err(DeviceGateError::Backend));
-        }
-        result
+        let [one, two] = self.ends.map(|end| end.give_back(allocator));
+        one.and(two)
     }
 
     fn end(&self, rank: usize) -> Result<&End, DeviceGateError> {
@@ -295,6 +291,13 @@ impl DeviceGates {
 impl End {
     fn landing(&self) -> u64 {
         self.block.address.0 + LINK_BYTES
+    }
+
+    fn give_back(self, allocator: &Allocator) -> Result<(), DeviceGateError> {
+        let freed = allocator.free(self.block.handle);
+        let removed = allocator.backend().destroy_stream(self.device, self.aside);
+        freed.map_err(DeviceGateError::Free)?;
+        Ok(removed?)
     }
 }
 
@@ -325,10 +328,4 @@ fn take(allocator: &Allocator, device: DeviceId, bytes: u64) -> Result<End, Devi
             Err(error.into())
         }
     }
-}
-
-fn give_back(allocator: &Allocator, end: &End) {
-    // What has failed already is the error; a lost device takes its memory along.
-    let _ = allocator.free(end.block.handle);
-    let _ = allocator.backend().destroy_stream(end.device, end.aside);
 }

@@ -49,6 +49,16 @@ Exit codes: 0 all pass or warn, 1 a check failed or could not be made, 4 nothing
 measured, or no device, 75 a device is in use by others, 124 deadline, 130 interrupted; the last
 three leave what was found until then.";
 
+const SCALING_HELP: &str = "\
+Examples:
+  ds4 scaling                                    86 gates of 16 KiB over NVLink, 2 to 1024 ranks
+  ds4 scaling --link tcp --bytes 64K --ranks 3,5,8 --algorithm ring
+  ds4 bench gate --format json > gate.json
+  ds4 scaling --link gate.json --subject tcp     from times of this machine
+
+Links: nvlink (gates in a graph), nvlink-launched, nvlink-kernel, tcp, shm: measured; rdma:
+published by others. The sources are printed with every figure.";
+
 /// Places device memory on the GPUs you allow, refuses honestly and recovers: prove it, replay
 /// real traces, plan models.
 #[derive(Debug, Parser)]
@@ -263,6 +273,9 @@ Examples:
   ds4 slab --n-layer 43 --n-embd 4096
   ds4 slab --n-layer 61 --n-embd 7168 --layout ds4 --format json")]
     Slab(SlabArgs),
+    /// Say what a token's gates cost on 2 to 1024 ranks, by a model from times of two ranks.
+    #[command(after_help = SCALING_HELP)]
+    Scaling(ScalingArgs),
     /// Write a new key for the ranks of a tensor-parallel run, readable by its owner alone.
     #[command(after_help = "Example: ds4 keygen -o tp.key")]
     Keygen(KeygenArgs),
@@ -414,6 +427,48 @@ pub enum SlabKind {
     Ds4,
     /// Every region and vector on 256 bytes.
     Aligned,
+}
+
+/// `ds4 scaling`.
+#[derive(Debug, Args)]
+pub struct ScalingArgs {
+    /// nvlink, nvlink-launched, nvlink-kernel, rdma, tcp, shm, or a file of ds4 bench gate --format json.
+    #[arg(long, value_name = "NAME|FILE", default_value = "nvlink")]
+    pub link: String,
+    /// Whose gates, where a file has several.
+    #[arg(long, value_name = "NAME")]
+    pub subject: Option<String>,
+    /// Bytes of the vector that a gate sums, at most 1G.
+    #[arg(long, value_parser = size, allow_hyphen_values = true, value_name = "SIZE", default_value = "16K")]
+    pub bytes: u64,
+    /// Counts of ranks.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N,...",
+        default_value = "2,4,8,16,32,64,128,256,512,1024"
+    )]
+    #[arg(value_parser = within::<u16, 2, 1024>, allow_hyphen_values = true)]
+    pub ranks: Vec<u16>,
+    /// Gates of a token.
+    #[arg(long, value_name = "N", default_value_t = 86, value_parser = within::<u32, 1, 1_000_000>, allow_hyphen_values = true)]
+    pub gates: u32,
+    /// all, one-shot, ring or tree.
+    #[arg(long, value_enum, default_value_t = ScalingAlgorithm::All, hide_possible_values = true)]
+    pub algorithm: ScalingAlgorithm,
+}
+
+/// An algorithm by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ScalingAlgorithm {
+    /// The three beside each other.
+    All,
+    /// Everyone sends to everyone.
+    OneShot,
+    /// Pieces go round a ring.
+    Ring,
+    /// Up a binomial tree and down again.
+    Tree,
 }
 
 /// `ds4 keygen`.

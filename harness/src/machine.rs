@@ -73,14 +73,7 @@ impl Machine {
             None => sized_machine(&selection)?,
         };
         let target = Target::simulated(sim).map_err(Failure::usage)?;
-        let config = allocator_config(&selection, args.strict_hints);
-        let plan = read_plan(args, target.backend().devices().len())?;
-        Ok(Self {
-            target,
-            selection,
-            config,
-            plan,
-        })
+        Self::new(target, selection, args)
     }
 
     /// Real devices; what only a simulated machine has is refused, not ignored.
@@ -99,6 +92,10 @@ impl Machine {
         let force_bounce = bounce_is_forced().map_err(Failure::usage)?;
         let excluded = selection.excluded();
         let target = Target::real(&driver, &ordinals, excluded, force_bounce).map_err(absent)?;
+        Self::new(target, selection, args)
+    }
+
+    fn new(target: Target, selection: Selection, args: &MachineArgs) -> Result<Self, Failure> {
         let config = allocator_config(&selection, args.strict_hints);
         let plan = read_plan(args, target.backend().devices().len())?;
         Ok(Self {

@@ -69,6 +69,7 @@ fn help_of_every_command_is_as_reviewed() {
         "prefill",
         "decode",
         "slab",
+        "scaling",
         "keygen",
         "bench alloc",
         "fake-cuda",
@@ -544,6 +545,13 @@ fn the_slab_is_printed_with_every_region_and_its_hash() {
         ]);
         assert_eq!(output.status.code(), Some(2), "{shape:?}");
     }
+}
+
+#[test]
+fn the_cost_of_gates_on_more_ranks_is_printed_with_what_it_rests_on() {
+    let output = run(&["scaling", "--ranks", "2,3,8,72"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_golden("scaling", &text(&output.stdout));
 }
 
 #[test]

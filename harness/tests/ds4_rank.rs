@@ -3,13 +3,14 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+mod common;
+
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::process::Child;
 use std::time::Duration;
 
-use serde_json::Value;
+use common::processes::{ds4, ended, free_port, until_said};
 
 const MAGIC: u32 = 0x4453_3454;
 const BULK_MAGIC: u32 = 0x4453_3442;
@@ -18,55 +19,22 @@ const VEC_BYTES: usize = 4 * 64;
 const VOCABULARY: usize = 1024;
 
 fn rank(role: &str, port: u16, more: &[&str]) -> Child {
-    let path = std::env::var("NEXTEST_BIN_EXE_ds4");
-    let path = path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned());
     let door = if role == "leader" {
         "--listen"
     } else {
         "--coordinator"
     };
-    Command::new(path)
+    ds4()
         .args(["--tensor-parallel", "--protocol", "ds4-v7", "--role", role])
         .args([door, "127.0.0.1", &port.to_string()])
         .args(["--n-layer", "3", "--n-embd", "64", "--format", "json"])
         .args(more)
-        .env_remove("DS4_BACKEND")
-        .env_remove("DS4_TP_KEY")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
         .spawn()
         .unwrap()
 }
 
-fn ended(child: Child) -> (i32, Value, String) {
-    let output = child.wait_with_output().unwrap();
-    let value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
-    let said = String::from_utf8(output.stderr).unwrap();
-    (output.status.code().unwrap_or(-1), value, said)
-}
-
-/// A port below those that systems give to outgoing connections, of this process alone.
-fn port() -> u16 {
-    let first = 30_000 + u16::try_from(std::process::id() % 1_000).unwrap() * 2;
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (first..first + 2).find(free).unwrap()
-}
-
 fn dial(port: u16) -> TcpStream {
     patient(TcpStream::connect(("127.0.0.1", port)).unwrap())
-}
-
-/// Waits until a leader listens; what it says later on standard error is dropped.
-fn until_listening(leader: &mut Child) {
-    let mut lines = BufReader::new(leader.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("waiting for ranks") {
-        line.clear();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "it never listened");
-    }
-    // Keeps the pipe empty, and open.
-    thread::spawn(move || lines.read_to_end(&mut Vec::new()));
 }
 
 fn patient(stream: TcpStream) -> TcpStream {
@@ -204,7 +172,7 @@ impl Small {
 
 #[test]
 fn two_commands_speak_it_and_end_in_order() {
-    let port = port();
+    let port = free_port();
     let worker = rank("worker", port, &[]);
     let (code, lead, said) = ended(rank("leader", port, &["--tokens", "20"]));
     assert_eq!(code, 0, "{said}");
@@ -221,9 +189,9 @@ fn two_commands_speak_it_and_end_in_order() {
 
 #[test]
 fn the_command_leads_a_rank_that_is_not_ours() {
-    let port = port();
+    let port = free_port();
     let mut leader = rank("leader", port, &["--tokens", "20"]);
-    until_listening(&mut leader);
+    until_said(&mut leader, "waiting for ranks");
     let mut control = dial(port);
     control.write_all(&Small::hello(2)).unwrap();
     assert_eq!(take(&mut control, 64)[..16], Small::hello(1)[..16]);

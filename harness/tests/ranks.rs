@@ -6,127 +6,25 @@
     reason = "faults strike running processes, and how soon they end is what is shown"
 )]
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+mod common;
+
+use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::processes::{SHAPE, ds4, ended, free_port, leader, signal, until_said, worker};
 use serde_json::Value;
-
-const SHAPE: [&str; 4] = ["--n-layer", "3", "--n-embd", "64"];
-
-fn ds4() -> Command {
-    let path = std::env::var("NEXTEST_BIN_EXE_ds4");
-    let mut command = Command::new(path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned()));
-    command
-        .env_remove("DS4_BACKEND")
-        .env_remove("DS4_TP_KEY")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-/// A port that no other test takes: each process has eight of its own, below those that systems
-/// give to outgoing connections, so that none is taken between here and its use.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 10_000 + u16::try_from(std::process::id() % 2_500).unwrap() * 8;
-    loop {
-        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 8;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
 
 fn key(directory: &Path, name: &str) -> PathBuf {
     let path = directory.join(name);
     let made = ds4().args(["keygen", "-o"]).arg(&path).output().unwrap();
     assert!(made.status.success());
     path
-}
-
-/// The shape of a small model, unless another one is given.
-fn shape(more: &[&str]) -> &'static [&'static str] {
-    if more.contains(&"--n-layer") {
-        &[]
-    } else {
-        &SHAPE
-    }
-}
-
-fn leader(port: u16, more: &[&str]) -> Child {
-    let port = port.to_string();
-    ds4()
-        .args([
-            "--tensor-parallel",
-            "--role",
-            "leader",
-            "--listen",
-            "127.0.0.1",
-            &port,
-        ])
-        .args(shape(more))
-        .args(["--format", "json"])
-        .args(more)
-        .spawn()
-        .unwrap()
-}
-
-fn worker(port: u16, more: &[&str]) -> Child {
-    let port = port.to_string();
-    ds4()
-        .args([
-            "--tensor-parallel",
-            "--role",
-            "worker",
-            "--coordinator",
-            "localhost",
-            &port,
-        ])
-        .args(shape(more))
-        .args(["--format", "json"])
-        .args(more)
-        .spawn()
-        .unwrap()
-}
-
-fn ended(child: Child) -> (i32, Value, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = child.wait_with_output().unwrap();
-    let value = serde_json::from_slice(&stdout).unwrap_or(Value::Null);
-    let stderr = String::from_utf8(stderr).unwrap();
-    (status.code().unwrap_or(-1), value, stderr)
-}
-
-fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill")
-        .args([name, &child.id().to_string()])
-        .status();
-    assert!(sent.unwrap().success());
-}
-
-/// Waits until a process says a text on standard error; what it says later comes back at its end.
-fn until_said(child: &mut Child, text: &str) {
-    let mut lines = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains(text) {
-        line.clear();
-        assert!(
-            lines.read_line(&mut line).unwrap() > 0,
-            "it never said {text}"
-        );
-    }
-    // Keeps the pipe empty, and open.
-    thread::spawn(move || lines.read_to_end(&mut Vec::new()));
 }
 
 #[test]
@@ -153,27 +51,6 @@ fn the_two_commands_end_with_equal_verified_totals() {
         let path = if transport == "tcp" { "tcp" } else { "shm" };
         assert_eq!(follow["transport"]["path"], path);
     }
-}
-
-/// As many ranks as processes: the leader, then the workers.
-fn group(ranks: usize, common: &[&str], tokens: &str) -> (Child, Vec<Child>) {
-    let ports: Vec<String> = (1..ranks).map(|_| free_port().to_string()).collect();
-    let count = ranks.to_string();
-    let common = [common, &["--ranks", &count]].concat();
-    let numbers: Vec<String> = (0..ranks).map(|rank| rank.to_string()).collect();
-    let start = |rank: usize| {
-        let mut more = [&common[..], &["--rank", &numbers[rank]]].concat();
-        if rank + 1 < ranks {
-            more.extend(["--listen", "127.0.0.1", &ports[rank]]);
-        }
-        for lower in 1..rank {
-            more.extend(["--peer", &numbers[lower], "127.0.0.1", &ports[lower]]);
-        }
-        worker(ports[0].parse().unwrap(), &more)
-    };
-    let workers = (1..ranks).map(start).collect();
-    let more = [&common[..], &["--tokens", tokens]].concat();
-    (leader(ports[0].parse().unwrap(), &more), workers)
 }
 
 #[test]
@@ -260,89 +137,6 @@ fn benches_of_links_give_every_figure_and_name_the_tools_that_are_missing() {
         let tools = value["tools"].as_array().unwrap();
         assert_eq!(tools.len(), 3, "{value}");
         assert!(tools.iter().all(|tool| tool["state"] == "not installed"));
-    }
-}
-
-#[test]
-fn eight_ranks_as_processes_sum_straight_and_round_and_end_in_order() {
-    // Vectors of 32 KiB go straight; the prompt's and the drafts' go round the ring.
-    for (ranks, transport) in [(4, "tcp"), (8, "tcp"), (8, "shm")] {
-        let common = [
-            "--transport",
-            transport,
-            "--n-layer",
-            "2",
-            "--n-embd",
-            "8192",
-        ];
-        let (leader, workers) = group(ranks, &common, "5");
-        let (code, lead, said) = ended(leader);
-        assert_eq!(code, 0, "{said}");
-        assert_eq!(lead["transport"]["path"], transport);
-        // Four gates of five tokens and of the one run again; the prompt's and the drafts'.
-        assert_eq!(lead["gates"], 32);
-        let round = lead["ring_gates"].as_u64().unwrap();
-        assert!((4..=8).contains(&round), "{round}");
-        for worker in workers {
-            let (code, follow, said) = ended(worker);
-            assert_eq!(code, 0, "{said}");
-            assert_eq!(lead["state_hash"], follow["state_hash"]);
-            assert_eq!(lead["ring_gates"], follow["ring_gates"]);
-        }
-    }
-}
-
-/// How seven ranks end when the sixth of eight gets a signal while every sum goes round the ring.
-fn ends_of_seven(transport: &str, name: &str) -> Vec<(i32, String)> {
-    let shape = ["--n-layer", "2", "--n-embd", "65536"];
-    let common = [
-        &shape[..],
-        &["--transport", transport, "--gate-timeout", "1"],
-    ]
-    .concat();
-    let (mut leader, mut workers) = group(8, &common, "1000000000");
-    until_said(&mut leader, "gates travel by");
-    thread::sleep(Duration::from_millis(300));
-    let mut victim = workers.remove(4);
-    signal(&victim, name);
-    let since = Instant::now();
-    let rest = std::iter::once(leader).chain(workers);
-    let ends = rest.map(|child| {
-        let (code, value, said) = ended(child);
-        let why = value["error"]["message"].as_str().unwrap_or(&said);
-        assert!(why.contains("rank ") && why.contains("sequence"), "{why}");
-        (code, why.to_owned())
-    });
-    let ends = ends.collect();
-    let took = since.elapsed();
-    assert!(
-        took < Duration::from_secs(5),
-        "{transport} {name}: {took:?}"
-    );
-    victim.kill().unwrap();
-    victim.wait().unwrap();
-    ends
-}
-
-#[test]
-fn a_rank_of_eight_that_dies_or_stops_in_a_ring_ends_all_others_in_time() {
-    for transport in ["tcp", "shm"] {
-        for (code, why) in ends_of_seven(transport, "-KILL") {
-            assert_eq!(code, 1, "{transport}: {why}");
-            assert!(why.contains("rank 5"), "{transport}: {why}");
-        }
-        let ends = ends_of_seven(transport, "-STOP");
-        // Most are told by the leader, whose deadline is the first; where the leader has its sum
-        // already and waits for answers, by a neighbour of the one that stopped.
-        let own = |rank: usize| rank == 0 || rank == 4 || rank == 5;
-        for (rank, (code, why)) in ends.iter().enumerate() {
-            let expected = *code == 1 || (*code == 124 && own(rank));
-            assert!(
-                expected && why.contains("rank 5"),
-                "{transport}: {rank}, {code}, {why}"
-            );
-        }
-        assert!(ends.iter().any(|(code, _)| *code == 124), "{ends:?}");
     }
 }
 

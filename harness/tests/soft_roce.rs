@@ -11,17 +11,19 @@
     reason = "faults strike running processes, and how soon they end is what is shown"
 )]
 
-use std::io::{BufRead as _, BufReader, ErrorKind, Read as _};
-use std::process::{Child, Command, Output, Stdio};
+mod common;
+
+use std::io::ErrorKind;
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::processes::{ds4, ended, until_said};
 use ds4_engine::tp::time::Time;
 use ds4_engine::transport::verbs::{
     Endpoint, GidKind, Library as _, PairKind, Scope, SystemVerbs, Taken, VerbsPath, Wish,
     connect_pair, survey, take,
 };
-use serde_json::Value;
 
 fn taken(device: &str) -> Taken {
     let library = SystemVerbs::load().unwrap();
@@ -192,27 +194,6 @@ fn a_sleeper_is_woken_by_the_bell() {
     }
 }
 
-fn ds4() -> Command {
-    let path = std::env::var("NEXTEST_BIN_EXE_ds4");
-    let mut command = Command::new(path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned()));
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-fn ended(child: Child) -> (i32, Value, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = child.wait_with_output().unwrap();
-    let value = serde_json::from_slice(&stdout).unwrap_or(Value::Null);
-    let stderr = String::from_utf8(stderr).unwrap();
-    (status.code().unwrap_or(-1), value, stderr)
-}
-
 /// A leader on `rxe0` and a worker on `rxe1`, of which the key is not what is tested.
 fn pair(port: u16, kind: &str, more: &[&str], leads: &[&str]) -> [Child; 2] {
     let port = port.to_string();
@@ -311,21 +292,6 @@ fn one_packet_in_a_hundred_may_be_lost_with_either_kind() {
         );
         assert!(rule.dropped() > 0, "nothing was lost");
     }
-}
-
-/// Waits until a process says a text on standard error.
-fn until_said(child: &mut Child, text: &str) {
-    let mut lines = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains(text) {
-        line.clear();
-        assert!(
-            lines.read_line(&mut line).unwrap() > 0,
-            "it never said {text}"
-        );
-    }
-    // Keeps the pipe empty, and open.
-    thread::spawn(move || lines.read_to_end(&mut Vec::new()));
 }
 
 const LONG: [&str; 2] = ["--tokens", "1000000"];

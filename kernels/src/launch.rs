@@ -170,6 +170,12 @@ impl Launch {
         }
     }
 
+    /// Whether it waits for a launch on another device.
+    #[must_use]
+    pub const fn is_gate(&self) -> bool {
+        matches!(self, Self::GatePackets { .. } | Self::GateParts { .. })
+    }
+
     /// The arguments in the order of the entry point's parameters, [`Kernel::arguments`] of them
     /// and zeros after.
     #[must_use]

@@ -85,7 +85,7 @@ impl SimBackend {
         stream: StreamId,
         launch: &Launch,
     ) -> Result<(), BackendError> {
-        if let Launch::GatePackets { .. } | Launch::GateParts { .. } = launch {
+        if launch.is_gate() {
             // A simulated kernel runs when it is launched, and cannot wait for another device's.
             return Err(BackendError::Unsupported {
                 device,

@@ -67,6 +67,7 @@ pub mod link;
 mod machine;
 mod memory;
 mod native;
+pub mod scaling;
 mod size;
 mod space;
 mod stream;

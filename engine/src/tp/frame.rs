@@ -249,7 +249,8 @@ impl Piece {
         }
     }
 
-    const fn number(self) -> u16 {
+    /// Its number; 0 for a part.
+    pub(super) const fn number(self) -> u16 {
         match self {
             Self::Part => 0,
             Self::Partial(number) | Self::Sum(number) => number,

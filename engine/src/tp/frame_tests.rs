@@ -1,11 +1,9 @@
 //! Every decoder against golden bytes, its own encoder, and arbitrary bytes.
 
-use std::path::Path;
-
 use proptest::prelude::*;
-use serde_json::Value;
 
 use super::*;
+use crate::tp::captured::captured;
 use crate::tp::collective::{self, CollectiveMessage};
 use crate::tp::command::{Item, Items, Message, Reserved, Tokens};
 use crate::tp::error::{Cause, Position, TpError};
@@ -134,12 +132,6 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Vec<u8> {
-    (0..text.len() / 2)
-        .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
-        .collect()
-}
-
 fn row(layer: u32, name: GateName) -> Gate {
     Gate {
         layer,
@@ -229,15 +221,6 @@ fn native_bytes_are_as_reviewed() {
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
     settings.bind(|| insta::assert_snapshot!("native-frames", text));
-}
-
-/// What the reference's two processes said on one connection, in one direction.
-fn captured(run: &str, channel: &str, direction: &str) -> Vec<u8> {
-    let manifest = std::env::var("CARGO_MANIFEST_DIR");
-    let manifest = manifest.unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
-    let path = Path::new(&manifest).join("../golden/tp/wire_protocol7.json");
-    let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    unhex(file[run][channel][direction].as_str().unwrap())
 }
 
 #[test]

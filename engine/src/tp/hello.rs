@@ -32,6 +32,24 @@ pub struct Identity {
     pub payload_crc: bool,
 }
 
+impl Identity {
+    /// Ranks that pass these gates, with checksums, and of whose model nothing else is told: all
+    /// other fields are zero or false.
+    #[must_use]
+    pub const fn new(layout: SlabLayout, schedule: Schedule) -> Self {
+        Self {
+            model: [0; 32],
+            n_vocab: 0,
+            quant_bits: 0,
+            switches: 0,
+            layout,
+            schedule,
+            split_logits: false,
+            payload_crc: true,
+        }
+    }
+}
+
 /// A hello, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {

@@ -60,6 +60,8 @@
 //! [`exchange`] has who sends what to whom, [`reduce`] the order of every sum.
 
 pub mod admission;
+#[cfg(test)]
+pub(crate) mod captured;
 mod coding;
 pub mod collective;
 pub mod command;

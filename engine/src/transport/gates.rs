@@ -4,6 +4,7 @@ use super::path::is_later;
 use super::rank::{LOOK, Link, LinkError, Rank, Sleepers, lost};
 use super::wait::timespec;
 use crate::tp::schedule::Gate;
+use crate::tp::session::Wants;
 use crate::tp::time::Time;
 use crate::tp::trust::Channel;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -206,7 +207,7 @@ impl Rank {
         for link in self.links.iter_mut().filter(belled) {
             if link.path.listen(now).is_err() {
                 // The last bytes may lie there still: they are read until there are none.
-                let (unread, _) = self.session.gate_wants(link.peer);
+                let unread = self.session.gate_wants(link.peer).reads;
                 if unread && link.path.doze(false).is_ok_and(|empty| !empty) {
                     continue;
                 }
@@ -219,7 +220,7 @@ impl Rank {
     fn sleep_in_gate(&mut self, now: Time) {
         // Of a peer that has nothing to do with this gate any more, bytes of the next may be there.
         for link in self.links.iter_mut().filter(|link| link.open) {
-            let (reads, writes) = self.session.gate_wants(link.peer);
+            let Wants { reads, writes } = self.session.gate_wants(link.peer);
             if !reads && !writes {
                 continue;
             }
@@ -237,7 +238,7 @@ impl Rank {
         let mut fds = Sleepers::new();
         let mut due = Time::NEVER;
         for link in self.links.iter().filter(|link| link.open) {
-            let (reads, writes) = self.session.gate_wants(link.peer);
+            let Wants { reads, writes } = self.session.gate_wants(link.peer);
             if reads || writes {
                 let sleeps = link.path.sleeps_on(reads, writes);
                 fds.extend(sleeps.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));

@@ -31,6 +31,7 @@ mod raw;
 mod roster;
 #[cfg(test)]
 mod sealed_tests;
+mod setup;
 mod shm;
 mod sockets;
 #[cfg(test)]

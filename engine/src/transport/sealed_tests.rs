@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::tests::{all_sizes, pass, setup};
+use super::tests::{all_sizes, pair, pass};
 use super::*;
 use crate::tp::schedule::{Gate, GateKind, GateName};
 use crate::tp::session::Dialect;
@@ -106,11 +106,9 @@ fn marked(mut rank: Rank) -> Result<Vec<u8>, LinkError> {
 
 /// Two ranks with someone in between: how they ended, and what passed.
 fn watched(encrypt: bool, deed: Deed, strike: usize) -> ([Result<Vec<u8>, LinkError>; 2], Vec<u8>) {
-    let socket = Listening::open("127.0.0.1", 0).unwrap();
-    let (port, seen) = between(socket.addresses()[0].port(), deed, strike);
-    let ports = [port, 0];
-    let mut leader = setup(0, &ports, Some(socket), &[Transport::Tcp]);
-    let mut worker = setup(1, &ports, None, &[Transport::Tcp]);
+    let [mut leader, mut worker] = pair(Transport::Tcp);
+    let (port, seen) = between(worker.remotes[0].port, deed, strike);
+    worker.remotes[0].port = port;
     for side in [&mut leader, &mut worker] {
         side.encrypt = encrypt;
         side.config.deadlines.hello_ns = 2_000_000_000;
@@ -154,10 +152,7 @@ fn bytes_that_are_changed_repeated_or_left_out_on_the_way_pass_no_gate() {
 #[test]
 fn gates_of_all_sizes_and_the_orderly_end_pass_encrypted() {
     for buffer_bytes in [None, Some(2048)] {
-        let socket = Listening::open("127.0.0.1", 0).unwrap();
-        let ports = [socket.addresses()[0].port(), 0];
-        let mut leader = setup(0, &ports, Some(socket), &[Transport::Tcp]);
-        let mut worker = setup(1, &ports, None, &[Transport::Tcp]);
+        let [mut leader, mut worker] = pair(Transport::Tcp);
         for side in [&mut leader, &mut worker] {
             side.encrypt = true;
             side.buffer_bytes = buffer_bytes;
@@ -173,10 +168,7 @@ fn gates_of_all_sizes_and_the_orderly_end_pass_encrypted() {
 #[test]
 fn a_rank_that_encrypts_and_one_that_does_not_refuse_each_other() {
     for leads in [true, false] {
-        let socket = Listening::open("127.0.0.1", 0).unwrap();
-        let ports = [socket.addresses()[0].port(), 0];
-        let mut leader = setup(0, &ports, Some(socket), &[Transport::Tcp]);
-        let mut worker = setup(1, &ports, None, &[Transport::Tcp]);
+        let [mut leader, mut worker] = pair(Transport::Tcp);
         leader.encrypt = leads;
         worker.encrypt = !leads;
         leader.config.deadlines.connect_ns = 500_000_000;
@@ -194,11 +186,11 @@ fn a_rank_that_encrypts_and_one_that_does_not_refuse_each_other() {
 
 #[test]
 fn what_would_carry_gates_unencrypted_is_refused() {
-    let mut by_rdma = setup(0, &[1, 0], None, &[Transport::Rdma]);
+    let [mut by_rdma, _] = pair(Transport::Rdma);
     by_rdma.encrypt = true;
     let why = Rank::open(by_rdma, &mut |_| {}).unwrap_err().to_string();
     assert!(why.contains("rdma cannot be encrypted"), "{why}");
-    let mut by_v7 = setup(0, &[1, 0], None, &[Transport::Tcp]);
+    let [mut by_v7, _] = pair(Transport::Tcp);
     by_v7.encrypt = true;
     by_v7.config.dialect = Dialect::Ds4V7 {
         gguf_bytes: 1,
@@ -210,7 +202,7 @@ fn what_would_carry_gates_unencrypted_is_refused() {
 
 #[test]
 fn encryption_without_a_key_is_refused() {
-    let mut setup = setup(0, &[1, 0], None, &[Transport::Tcp]);
+    let [mut setup, _] = pair(Transport::Tcp);
     setup.key = Key::public();
     setup.encrypt = true;
     let why = Rank::open(setup, &mut |_| {}).unwrap_err().to_string();
@@ -219,10 +211,7 @@ fn encryption_without_a_key_is_refused() {
 
 #[test]
 fn shared_memory_of_one_host_serves_ranks_that_encrypt() {
-    let socket = Listening::open("127.0.0.1", 0).unwrap();
-    let ports = [socket.addresses()[0].port(), 0];
-    let mut leader = setup(0, &ports, Some(socket), &[Transport::Shm]);
-    let mut worker = setup(1, &ports, None, &[Transport::Shm]);
+    let [mut leader, mut worker] = pair(Transport::Shm);
     leader.encrypt = true;
     worker.encrypt = true;
     let gate = Gate {

@@ -1,7 +1,5 @@
 //! Ranks of one process over real sockets.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use super::*;
@@ -9,88 +7,44 @@ use crate::tp::exchange::Way;
 use crate::tp::hello::Identity;
 use crate::tp::reduce::sum_in_order;
 use crate::tp::schedule::{Gate, GateKind, GateName, Schedule};
-use crate::tp::session::Dialect;
 use crate::tp::slab::{SlabGeometry, SlabLayout};
 use crate::tp::time::Deadlines;
 use crate::tp::transport::{Transport, TransportSet};
 
-fn config(rank: u32, ranks: u32, transports: &[Transport]) -> Config {
+/// The ranks of a group that meet on loopback.
+pub(super) fn setups(ranks: u32, transports: &[Transport]) -> Vec<Setup> {
+    const SECOND: u64 = 1_000_000_000;
     let geometry = SlabGeometry {
         n_layer: 2,
         n_embd: 16,
         ranks,
     };
-    const SECOND: u64 = 1_000_000_000;
-    Config {
-        rank,
-        identity: Identity {
-            model: [7; 32],
-            n_vocab: 32,
-            quant_bits: 8,
-            switches: 0,
-            layout: SlabLayout::aligned(geometry).unwrap(),
-            schedule: Schedule::every_gate(2).unwrap(),
-            split_logits: false,
-            payload_crc: true,
-        },
-        context: 64,
-        transports: TransportSet::of(transports),
-        deadlines: Deadlines {
+    let layout = SlabLayout::aligned(geometry).unwrap();
+    let identity = Identity::new(layout, Schedule::every_gate(2).unwrap());
+    let mut setups = Setup::on_loopback(identity, &Key::new([9; 32])).unwrap();
+    for setup in &mut setups {
+        setup.config.transports = TransportSet::of(transports);
+        setup.config.deadlines = Deadlines {
             connect_ns: 10 * SECOND,
             gate_ns: 5 * SECOND,
             first_gate_ns: 5 * SECOND,
             ..Deadlines::default()
-        },
-        dialect: Dialect::Native,
+        };
+        setup.wait = Wait { spin_ns: 20_000 };
     }
+    setups
 }
 
-pub(super) fn setup(
-    rank: u32,
-    ports: &[u16],
-    listening: Option<Listening>,
-    transports: &[Transport],
-) -> Setup {
-    let ranks = u32::try_from(ports.len()).unwrap();
-    let remotes = (0..rank).map(|lower| Remote {
-        rank: lower,
-        host: "localhost".to_owned(),
-        port: ports[lower as usize],
-    });
-    Setup {
-        config: config(rank, ranks, transports),
-        key: Key::new([9; 32]),
-        encrypt: false,
-        listening,
-        remotes: remotes.collect(),
-        wait: Wait { spin_ns: 20_000 },
-        buffer_bytes: None,
-        rdma: Rdma::default(),
-        collective: None,
-        stop: Arc::new(AtomicBool::new(false)),
-    }
+/// A leader and its worker.
+pub(super) fn pair(transport: Transport) -> [Setup; 2] {
+    setups(2, &[transport]).try_into().unwrap()
 }
 
 /// Runs `work` on every rank of a group in threads of its own.
-fn group(ranks: usize, transports: &'static [Transport], work: fn(&mut Rank)) {
-    let sockets: Vec<Listening> = (0..ranks)
-        .map(|_| Listening::open("127.0.0.1", 0).unwrap())
-        .collect();
-    let ports: Vec<u16> = sockets.iter().map(|it| it.addresses()[0].port()).collect();
-    let threads: Vec<_> = sockets
-        .into_iter()
-        .enumerate()
-        .map(|(rank, socket)| {
-            let ports = ports.clone();
-            thread::spawn(move || {
-                let rank = u32::try_from(rank).unwrap();
-                let listening = (rank as usize + 1 < ports.len()).then_some(socket);
-                let setup = setup(rank, &ports, listening, transports);
-                let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
-                work(&mut rank);
-            })
-        })
-        .collect();
+fn group(ranks: u32, transports: &[Transport], work: fn(&mut Rank)) {
+    let open = |setup| move || work(&mut Rank::open(setup, &mut |_| {}).unwrap());
+    let setups = setups(ranks, transports).into_iter();
+    let threads: Vec<_> = setups.map(|setup| thread::spawn(open(setup))).collect();
     for thread in threads {
         thread.join().unwrap();
     }
@@ -257,16 +211,12 @@ fn a_rank_that_dies_in_a_ring_ends_all_others_with_its_name() {
 #[test]
 fn gates_of_64_mib_pass_through_buffers_of_2_kib_and_through_large_ones() {
     for (buffer_bytes, bytes) in [(Some(2048), 3 << 20), (None, 64 << 20)] {
-        let socket = Listening::open("127.0.0.1", 0).unwrap();
-        let ports = [socket.addresses()[0].port(), 0];
-        let leader = thread::spawn(move || {
-            let mut setup = setup(0, &ports, Some(socket), &[Transport::Tcp]);
+        let [leader, worker] = pair(Transport::Tcp).map(|mut setup| {
             setup.buffer_bytes = buffer_bytes;
-            big(Rank::open(setup, &mut |_| {}).unwrap(), bytes);
+            move || big(Rank::open(setup, &mut |_| {}).unwrap(), bytes)
         });
-        let mut setup = setup(1, &ports, None, &[Transport::Tcp]);
-        setup.buffer_bytes = buffer_bytes;
-        big(Rank::open(setup, &mut |_| {}).unwrap(), bytes);
+        let leader = thread::spawn(leader);
+        worker();
         leader.join().unwrap();
     }
 }
@@ -285,12 +235,10 @@ fn big(mut rank: Rank, bytes: usize) {
 
 #[test]
 fn a_peer_that_dies_is_noticed_at_once_in_a_gate_and_while_idle() {
-    for transports in [&[Transport::Tcp], &[Transport::Shm]] {
-        let socket = Listening::open("127.0.0.1", 0).unwrap();
-        let ports = [socket.addresses()[0].port(), 0];
+    for transport in [Transport::Tcp, Transport::Shm] {
+        let [leader, worker] = pair(transport);
         let leader = thread::spawn(move || {
-            let setup = setup(0, &ports, Some(socket), transports);
-            let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+            let mut rank = Rank::open(leader, &mut |_| {}).unwrap();
             let gate = Schedule::every_gate(2).unwrap().row_gate(1);
             let clock = Clock::start();
             let mut place = [0; 64];
@@ -303,20 +251,17 @@ fn a_peer_that_dies_is_noticed_at_once_in_a_gate_and_while_idle() {
             );
             assert!(clock.now().0 < 3_000_000_000, "{error}");
         });
-        let setup = setup(1, &ports, None, transports);
         // It goes without a word.
-        drop(Rank::open(setup, &mut |_| {}).unwrap());
+        drop(Rank::open(worker, &mut |_| {}).unwrap());
         leader.join().unwrap();
     }
 }
 
 #[test]
 fn a_rank_that_waits_asleep_takes_no_processor_time() {
-    let socket = Listening::open("127.0.0.1", 0).unwrap();
-    let ports = [socket.addresses()[0].port(), 0];
+    let [leader, mut worker] = pair(Transport::Tcp);
     let leader = thread::spawn(move || {
-        let setup = setup(0, &ports, Some(socket), &[Transport::Tcp]);
-        let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+        let mut rank = Rank::open(leader, &mut |_| {}).unwrap();
         let clock = Clock::start();
         while clock.now().0 < 1_000_000_000 {
             let _ = rustix::event::poll(
@@ -327,9 +272,8 @@ fn a_rank_that_waits_asleep_takes_no_processor_time() {
         }
         rank.finish().unwrap();
     });
-    let mut setup = setup(1, &ports, None, &[Transport::Tcp]);
-    setup.wait = Wait::BLOCK;
-    let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
+    worker.wait = Wait::BLOCK;
+    let mut rank = Rank::open(worker, &mut |_| {}).unwrap();
     let before = processor_ns();
     assert!(matches!(rank.hear().unwrap(), Said::Finished));
     let used = processor_ns() - before;

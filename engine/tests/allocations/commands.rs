@@ -1,6 +1,5 @@
 //! Two ranks with commands, answers and hashes, over TCP, over TCP encrypted, and over shared memory.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
@@ -8,12 +7,10 @@ use allocation_counter::measure;
 use ds4_engine::tp::command::Message;
 use ds4_engine::tp::hello::Identity;
 use ds4_engine::tp::schedule::{Schedule, Work};
-use ds4_engine::tp::session::{Config, Dialect};
 use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
-use ds4_engine::tp::time::Deadlines;
 use ds4_engine::tp::transport::{Transport, TransportSet};
 use ds4_engine::tp::trust::Key;
-use ds4_engine::transport::{Listening, Rank, Rdma, Remote, Said, Setup, Wait};
+use ds4_engine::transport::{Rank, Said, Setup, Wait};
 
 const LAYERS: u32 = 4;
 const WIDTH: u32 = 1024;
@@ -24,41 +21,22 @@ const SESSION: u64 = 1;
 /// A transport, and whether it is encrypted.
 type Link = (Transport, bool);
 
-fn setup(rank: u32, (transport, encrypt): Link, listening: Option<Listening>, port: u16) -> Setup {
-    let remote = Remote {
-        rank: 0,
-        host: "127.0.0.1".to_owned(),
-        port,
+fn setups((transport, encrypt): Link) -> Vec<Setup> {
+    let layout = SlabLayout::aligned(SlabGeometry::new(LAYERS, WIDTH)).unwrap();
+    let identity = Identity {
+        n_vocab: 512,
+        split_logits: true,
+        ..Identity::new(layout, Schedule::every_gate(LAYERS).unwrap())
     };
-    Setup {
-        config: Config {
-            rank,
-            identity: Identity {
-                model: [7; 32],
-                n_vocab: 512,
-                quant_bits: 8,
-                switches: 0,
-                layout: SlabLayout::aligned(SlabGeometry::new(LAYERS, WIDTH)).unwrap(),
-                schedule: Schedule::every_gate(LAYERS).unwrap(),
-                split_logits: true,
-                payload_crc: true,
-            },
-            context: 1 << 20,
-            transports: TransportSet::of(&[transport]),
-            deadlines: Deadlines::default(),
-            dialect: Dialect::Native,
-        },
-        key: Key::new([9; 32]),
-        encrypt,
-        listening,
-        remotes: if rank == 0 { Vec::new() } else { vec![remote] },
+    let mut setups = Setup::on_loopback(identity, &Key::new([9; 32])).unwrap();
+    for setup in &mut setups {
+        setup.config.context = 1 << 20;
+        setup.config.transports = TransportSet::of(&[transport]);
+        setup.encrypt = encrypt;
         // Short looks, so that sleeping is counted too.
-        wait: Wait { spin_ns: 2_000 },
-        buffer_bytes: None,
-        rdma: Rdma::default(),
-        collective: None,
-        stop: Arc::new(AtomicBool::new(false)),
+        setup.wait = Wait { spin_ns: 2_000 };
     }
+    setups
 }
 
 /// One rank of a run: `token` runs a token, `both` waits for the other rank.
@@ -176,12 +154,11 @@ fn eight_thousand_gates_and_a_thousand_commands_ask_for_no_memory() {
         (Transport::Shm, false),
     ];
     for link in links {
-        let listening = Listening::open("127.0.0.1", 0).unwrap();
-        let port = listening.addresses()[0].port();
+        let [leader, worker] = setups(link).try_into().unwrap();
         let both = Arc::new(Barrier::new(2));
         let there = Arc::clone(&both);
-        let leader = thread::spawn(move || lead(setup(0, link, Some(listening), port), &there));
-        let followed = follow(setup(1, link, None, port), &both);
+        let leader = thread::spawn(move || lead(leader, &there));
+        let followed = follow(worker, &both);
         let led = leader.join().unwrap();
         assert_eq!((led, followed), (0, 0), "{link:?}: memory was asked for");
     }

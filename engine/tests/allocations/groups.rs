@@ -1,63 +1,32 @@
 //! Gates take no memory once they have passed for a while, whichever way they go.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
 use ds4_engine::tp::hello::Identity;
 use ds4_engine::tp::schedule::{Gate, GateKind, GateName, Schedule};
-use ds4_engine::tp::session::{Config, Dialect};
 use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
-use ds4_engine::tp::time::Deadlines;
 use ds4_engine::tp::transport::{Transport, TransportSet};
 use ds4_engine::tp::trust::Key;
-use ds4_engine::transport::{Listening, Rank, Remote, Setup, Wait};
+use ds4_engine::transport::{Rank, Setup, Wait};
 
 const RANKS: u32 = 4;
 const GATES: usize = 100;
 const BYTES: usize = 200_000;
 
-fn open(rank: u32, ports: &[u16], listening: Listening, path: Transport, wait: Wait) -> Rank {
+fn setups(path: Transport, wait: Wait) -> Vec<Setup> {
     let geometry = SlabGeometry {
         ranks: RANKS,
         ..SlabGeometry::new(1, 4)
     };
-    let remotes = (0..).zip(ports).take(rank as usize);
-    let setup = Setup {
-        config: Config {
-            rank,
-            identity: Identity {
-                model: [7; 32],
-                n_vocab: 32,
-                quant_bits: 8,
-                switches: 0,
-                layout: SlabLayout::aligned(geometry).unwrap(),
-                schedule: Schedule::every_gate(1).unwrap(),
-                split_logits: false,
-                payload_crc: true,
-            },
-            context: 64,
-            transports: TransportSet::of(&[path]),
-            deadlines: Deadlines::default(),
-            dialect: Dialect::Native,
-        },
-        key: Key::new([9; 32]),
-        encrypt: false,
-        listening: (rank + 1 < RANKS).then_some(listening),
-        remotes: remotes
-            .map(|(rank, port)| Remote {
-                rank,
-                host: "127.0.0.1".to_owned(),
-                port: *port,
-            })
-            .collect(),
-        wait,
-        buffer_bytes: None,
-        rdma: ds4_engine::transport::Rdma::default(),
-        collective: None,
-        stop: Arc::new(AtomicBool::new(false)),
-    };
-    Rank::open(setup, &mut |_| {}).unwrap()
+    let layout = SlabLayout::aligned(geometry).unwrap();
+    let identity = Identity::new(layout, Schedule::every_gate(1).unwrap());
+    let mut setups = Setup::on_loopback(identity, &Key::new([9; 32])).unwrap();
+    for setup in &mut setups {
+        setup.config.transports = TransportSet::of(&[path]);
+        setup.wait = wait;
+    }
+    setups
 }
 
 /// Memory taken by the later half of many gates, both ways in turn.
@@ -85,18 +54,12 @@ fn taken(rank: &mut Rank) -> u64 {
 fn gates_of_four_ranks_take_no_memory_whichever_way_they_go() {
     for path in [Transport::Tcp, Transport::Shm] {
         for wait in [Wait::ADAPTIVE, Wait::BLOCK] {
-            let sockets: Vec<Listening> = (0..RANKS)
-                .map(|_| Listening::open("127.0.0.1", 0).unwrap())
-                .collect();
-            let addresses = sockets.iter().map(Listening::addresses);
-            let ports: Vec<u16> = addresses.map(|it| it.first().unwrap().port()).collect();
             // A rank that is gone ends the others, also those that are behind.
             let all = Arc::new(Barrier::new(RANKS as usize));
-            let threads = (0..).zip(sockets).map(|(rank, socket)| {
-                let ports = ports.clone();
+            let threads = setups(path, wait).into_iter().map(|setup| {
                 let all = Arc::clone(&all);
                 thread::spawn(move || {
-                    let mut rank = open(rank, &ports, socket, path, wait);
+                    let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
                     let taken = taken(&mut rank);
                     all.wait();
                     taken

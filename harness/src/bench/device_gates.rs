@@ -18,7 +18,7 @@ use ds4_engine::device_gates::{DeviceGateError, DeviceGates};
 use ds4_kernels::{Launch, checksum};
 
 use super::links::LinkRow;
-use super::{Options, Row, quantile};
+use super::{Options, words};
 use crate::stopwatch::Stopwatch;
 
 /// Sizes of gates, in bytes: the first is a flag and nothing else.
@@ -43,7 +43,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 /// How gates are given to the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Method {
     InKernel,
     Graph,
     Launched,
@@ -51,7 +51,7 @@ enum Way {
     Copies,
 }
 
-impl Way {
+impl Method {
     const ALL: [Self; 4] = [Self::InKernel, Self::Graph, Self::Launched, Self::Copies];
 
     const fn name(self) -> &'static str {
@@ -121,25 +121,31 @@ pub fn measure_device_gates(
         bed.fill(bytes)?;
         // Copies first: the gates are held against them.
         let mut copy_ns = None;
-        for way in Way::ALL.into_iter().rev().filter(|way| way.takes(bytes)) {
+        for method in Method::ALL
+            .into_iter()
+            .rev()
+            .filter(|method| method.takes(bytes))
+        {
             if stop.load(Ordering::Relaxed) {
                 return Ok((rows, true));
             }
             let mut times = Vec::new();
             for round in 0..=options.rounds.max(3) {
-                let ns = bed.batch(way, bytes, way.count(bytes, options.quick))?;
+                let ns = bed.batch(method, bytes, method.count(bytes, options.quick))?;
                 // The first round warms up.
                 if round > 0 {
                     times.push(ns);
                 }
             }
-            let count = way.count(bytes, options.quick) * times.len() as u64;
-            let peer = copy_ns.filter(|_| way != Way::Copies);
-            let row = row(&bench, way.name(), bytes, times, count, peer);
-            each(&row);
-            if way == Way::Copies {
+            let count = method.count(bytes, options.quick) * times.len() as u64;
+            let mut row = row(&bench, method.name(), bytes, times, count);
+            if method == Method::Copies {
                 copy_ns = Some(row.row.p50);
+            } else if let Some(copy_ns) = copy_ns {
+                let ratio = row.row.p50 / copy_ns;
+                row = row.beside(Method::Copies.name(), ratio);
             }
+            each(&row);
             rows.push(row);
         }
     }
@@ -148,47 +154,19 @@ pub fn measure_device_gates(
         let tokens = if options.quick { 1_000 } else { 100_000 };
         let ns = bed.tokens(tokens)?;
         let count = tokens * u64::from(TOKEN_GATES);
-        rows.push(row(&bench, "graph", TOKEN_BYTES, vec![ns], count, None));
+        rows.push(row(&bench, "graph", TOKEN_BYTES, vec![ns], count));
         rows.last().into_iter().for_each(each);
     }
     bed.close()?;
     Ok((rows, stop.load(Ordering::Relaxed)))
 }
 
-fn row(
-    bench: &str,
-    subject: &str,
-    bytes: u64,
-    mut times: Vec<f64>,
-    n: u64,
-    copy_ns: Option<f64>,
-) -> LinkRow {
-    times.sort_by(f64::total_cmp);
-    let p50 = quantile(&times, 500);
-    // All bytes of a batch's last gate, on both devices.
+/// All bytes of each batch's last gate are compared, on both devices.
+fn row(bench: &str, subject: &str, bytes: u64, times: Vec<f64>, gates: u64) -> LinkRow {
     let verified_bytes = times.len() as u64 * 2 * bytes;
-    LinkRow {
-        row: Row {
-            bench: bench.to_owned(),
-            subject: subject.to_owned(),
-            peer: copy_ns.map(|_| Way::Copies.name().to_owned()),
-            unit: "ns",
-            p50,
-            p99: quantile(&times, 990),
-            min: quantile(&times, 0),
-            n,
-            ratio_to_peer: copy_ns.map(|copy_ns| p50 / copy_ns),
-            ratio_range: None,
-        },
-        p999: quantile(&times, 999),
-        bytes,
-        bytes_per_second: bytes as f64 * 1e9 / p50,
-        verified_bytes,
-    }
-}
-
-fn words(error: impl std::fmt::Display) -> String {
-    error.to_string()
+    let mut row = LinkRow::new(bench, subject, bytes, times, verified_bytes);
+    row.row.n = gates;
+    row
 }
 
 /// Float `index` of a rank's part: whole, so that every sum of the bench is exact.
@@ -258,15 +236,15 @@ impl<'a> Bed<'a> {
     }
 
     /// Nanoseconds of a gate in a batch of `count`, whose last sums are compared.
-    fn batch(&self, way: Way, bytes: u64, count: u64) -> Result<f64, String> {
+    fn batch(&self, method: Method, bytes: u64, count: u64) -> Result<f64, String> {
         for end in &self.ends {
             self.backend
                 .fill(end.device, end.output.address, bytes, 0xC3, end.stream)
                 .and_then(|()| self.backend.synchronize(end.device, end.stream))
                 .map_err(words)?;
         }
-        let total_ns = self.together(|rank, start| self.side(way, rank, bytes, count, start))?;
-        let want = (way != Way::Copies).then(|| sums(bytes, 1.0));
+        let total_ns = self.together(|rank, start| self.side(method, rank, bytes, count, start))?;
+        let want = (method != Method::Copies).then(|| sums(bytes, 1.0));
         for (rank, end) in self.ends.iter().enumerate() {
             self.gates.check(rank).map_err(words)?;
             let mut seen = vec![0; usize::try_from(bytes).unwrap_or(0)];
@@ -281,7 +259,7 @@ impl<'a> Bed<'a> {
                 return Err(format!(
                     "wrong bytes on {} after {count} gates of {bytes} bytes, {}",
                     end.device,
-                    way.name()
+                    method.name()
                 ));
             }
         }
@@ -304,7 +282,7 @@ impl<'a> Bed<'a> {
 
     fn side(
         &self,
-        way: Way,
+        method: Method,
         rank: usize,
         bytes: u64,
         count: u64,
@@ -317,23 +295,23 @@ impl<'a> Bed<'a> {
                 .enqueue_many(rank, end.stream, input, output, bytes, gates)
         };
         let graph_gates = GRAPH_GATES.min(count);
-        let graph = (way == Way::Graph)
+        let graph = (method == Method::Graph)
             .then(|| self.captured(end, || (0..graph_gates).try_for_each(|_| gate(1))));
         // Who fails before the start must not leave the other waiting for it.
         start.wait();
         let graph = graph.transpose().map_err(words)?;
         let watch = Stopwatch::start();
-        match (way, &graph) {
-            (Way::InKernel, _) => gate(count).map_err(words)?,
-            (Way::Graph, Some(graph)) => {
+        match (method, &graph) {
+            (Method::InKernel, _) => gate(count).map_err(words)?,
+            (Method::Graph, Some(graph)) => {
                 for _ in 0..count / graph_gates {
                     self.backend.replay(graph, end.stream).map_err(words)?;
                 }
             }
-            (Way::Launched | Way::Graph, _) => {
+            (Method::Launched | Method::Graph, _) => {
                 (0..count).try_for_each(|_| gate(1)).map_err(words)?;
             }
-            (Way::Copies, _) => {
+            (Method::Copies, _) => {
                 let other = &self.ends[1 - rank];
                 let to = (other.device, other.output.address);
                 for _ in 0..count {

@@ -6,7 +6,7 @@ use std::thread;
 
 use ds4_engine::tp::trust::{Channel, Dial, Dialer, Key, Listener, Step};
 
-use super::links::words;
+use super::words;
 use crate::stopwatch::Stopwatch;
 
 /// Times of as many key exchanges over loopback, in nanoseconds: from before the connection is

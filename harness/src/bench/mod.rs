@@ -10,6 +10,7 @@
 //! (the benches crate adds them), and kernels.
 
 mod capacity;
+pub mod contenders;
 mod counts;
 mod device;
 mod device_gates;
@@ -202,6 +203,10 @@ fn row(bench: &str, spec: &Spec, times: &Times) -> Row {
         ratio_to_peer: None,
         ratio_range: None,
     }
+}
+
+fn words(error: impl fmt::Display) -> String {
+    error.to_string()
 }
 
 #[cfg(test)]

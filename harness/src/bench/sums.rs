@@ -7,23 +7,17 @@
 //! A rank can be one sum ahead of another, whose next one then costs it nothing; so times are means
 //! of eight sums in a row.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use ds4_engine::bytes::format_bytes;
-use ds4_engine::tp::hello::Identity;
 use ds4_engine::tp::reduce::sum_in_order;
-use ds4_engine::tp::schedule::{Gate, GateKind, GateName, Schedule};
-use ds4_engine::tp::session::{Config, Dialect};
-use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
-use ds4_engine::tp::time::Deadlines;
-use ds4_engine::tp::transport::{Transport, TransportSet};
-use ds4_engine::tp::trust::Key;
-use ds4_engine::transport::{Listening, Rank, Remote, Said, Setup, Wait};
+use ds4_engine::tp::transport::Transport;
+use ds4_engine::transport::{Rank, Said};
 
-use super::Options;
-use super::links::{LinkRow, row, words};
+use super::contenders::{gate, setups};
+use super::links::{LinkRow, compared};
+use super::{Options, words};
 use crate::stopwatch::Stopwatch;
 
 /// Sums of which the mean time is one measured value.
@@ -50,32 +44,32 @@ pub fn measure(
 ) -> Result<(Vec<LinkRow>, bool), String> {
     let mut rows = Vec::new();
     for ranks in RANKS {
-        for (path, straight, round) in [
-            (Transport::Shm, "shm one shot", "shm ring"),
-            (Transport::Tcp, "tcp one shot", "tcp ring"),
+        for (path, names) in [
+            (
+                Transport::Shm,
+                [("shm one shot", None), ("shm ring", Some(0))],
+            ),
+            (
+                Transport::Tcp,
+                [("tcp one shot", None), ("tcp ring", Some(0))],
+            ),
         ] {
             let named = |bytes: usize| {
                 let size = format_bytes(bytes as u64).replace(' ', "");
                 (bytes, format!("sum of {ranks} {size}"))
             };
-            let filter = options.filter.as_deref().unwrap_or_default();
-            let wanted: Vec<_> = SIZES.into_iter().map(named).collect();
-            let wanted: Vec<_> = wanted
-                .into_iter()
-                .filter(|it| it.1.contains(filter))
-                .collect();
+            let mut wanted: Vec<_> = SIZES.into_iter().map(named).collect();
+            wanted.retain(|(_, bench)| options.wants(bench));
             if wanted.is_empty() {
                 continue;
             }
             let sizes: Vec<usize> = wanted.iter().map(|(bytes, _)| *bytes).collect();
             let all = group(ranks, path, &sizes, options, stop)?;
-            let names = [(straight, None, usize::MAX), (round, Some(0), usize::MAX)];
             for ((bytes, bench), times) in wanted.iter().zip(&all) {
-                for (index, (name, peer, _)) in names.into_iter().enumerate() {
-                    let mut row = row(bench, name, *bytes, times, index, peer, &names);
-                    // Each time is the mean of several sums, and a round's last one is compared.
+                // A round's last sum is compared, and each time is the mean of several.
+                let verified = |rounds: &[Vec<f64>]| (bytes * rounds.len()) as u64;
+                for mut row in compared(bench, *bytes, &names, times, verified) {
                     row.row.n *= IN_A_ROW as u64;
-                    row.verified_bytes = (bytes * times[index].len()) as u64;
                     each(&row);
                     rows.push(row);
                 }
@@ -98,18 +92,10 @@ fn group(
     options: &Options,
     stop: &AtomicBool,
 ) -> Result<Times, String> {
-    let mut sockets = Vec::new();
-    for _ in 0..ranks {
-        sockets.push(Listening::open("127.0.0.1", 0).map_err(words)?);
-    }
-    let addresses = sockets.iter().map(Listening::addresses);
-    let ports: Vec<u16> = addresses
-        .map(|it| it.first().map_or(0, std::net::SocketAddr::port))
-        .collect();
+    let setups = setups(ranks, path)?;
     thread::scope(|scope| {
         let mut threads = Vec::new();
-        for (rank, socket) in (0..ranks).zip(sockets) {
-            let setup = setup(rank, ranks, path, &ports, socket)?;
+        for setup in setups {
             threads.push(scope.spawn(move || {
                 let rank = Rank::open(setup, &mut |_| {}).map_err(words)?;
                 Member { rank }.run(sizes, options, stop)
@@ -220,72 +206,11 @@ fn mean(times: &[f64]) -> f64 {
     times.iter().sum::<f64>() / times.len().max(1) as f64
 }
 
-const fn gate(bytes: usize) -> Gate {
-    Gate {
-        layer: 0,
-        name: GateName::Attention,
-        kind: GateKind::Big {
-            bytes: bytes as u64,
-        },
-    }
-}
-
 /// Numbers whose sums depend on their order.
 fn part(rank: u32, bytes: usize) -> Vec<u8> {
     let numbers = (0..60_000_u16).map(|at| f32::from(at) * 1.1 + rank as f32 / 3.0);
     let bytes_of = numbers.cycle().flat_map(f32::to_le_bytes);
     bytes_of.take(bytes).collect()
-}
-
-fn setup(
-    rank: u32,
-    ranks: u32,
-    path: Transport,
-    ports: &[u16],
-    socket: Listening,
-) -> Result<Setup, String> {
-    /// Ranks stand still while others compute what is right.
-    const LONG_NS: u64 = 3_600_000_000_000;
-    let geometry = SlabGeometry {
-        ranks,
-        ..SlabGeometry::new(1, 4)
-    };
-    let remotes = (0..rank).zip(ports).map(|(rank, port)| Remote {
-        rank,
-        host: "127.0.0.1".to_owned(),
-        port: *port,
-    });
-    Ok(Setup {
-        config: Config {
-            rank,
-            identity: Identity {
-                model: [0; 32],
-                n_vocab: 2,
-                quant_bits: 0,
-                switches: 0,
-                layout: SlabLayout::aligned(geometry).map_err(words)?,
-                schedule: Schedule::every_gate(1).map_err(words)?,
-                split_logits: false,
-                payload_crc: true,
-            },
-            context: 1,
-            transports: TransportSet::of(&[path]),
-            deadlines: Deadlines {
-                idle_ns: LONG_NS,
-                ..Deadlines::default()
-            },
-            dialect: Dialect::Native,
-        },
-        key: Key::new([1; 32]),
-        encrypt: false,
-        listening: (rank + 1 < ranks).then_some(socket),
-        remotes: remotes.collect(),
-        wait: Wait::among(ranks),
-        buffer_bytes: None,
-        rdma: ds4_engine::transport::Rdma::default(),
-        collective: None,
-        stop: Arc::new(AtomicBool::new(false)),
-    })
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod keygen;
 mod plan;
 mod rdma;
 mod replay;
+mod scaling;
 mod slab;
 mod tensor_parallel;
 mod validate;
@@ -150,6 +151,7 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
         Command::Decode(args) => workload::run(cli, args, Phase::Decode, console),
         Command::Plan(args) => plan::run(&cli.machine, args, console),
         Command::Slab(args) => slab::run(args, console),
+        Command::Scaling(args) => scaling::run(args, console),
         Command::Keygen(args) => keygen::run(args, console),
         Command::Bench(BenchCommand::Alloc(args)) => bench::alloc(&cli.machine, args, console),
         Command::Bench(BenchCommand::Link(args)) => {
@@ -178,6 +180,7 @@ fn name(command: &Command) -> &'static str {
         Command::Prefill(_) => "prefill",
         Command::Decode(_) => "decode",
         Command::Slab(_) => "slab",
+        Command::Scaling(_) => "scaling",
         Command::Keygen(_) => "keygen",
         Command::Bench(_) => "bench",
         Command::FakeCuda(_) => "fake-cuda",

@@ -61,12 +61,8 @@ fn campaign(trial: &mut Trial<'_>) -> Held {
     run_histories(trial, true)?;
     // On real devices some depend on their number, their paths and their timing.
     if trial.cases >= THOROUGH_CASES && trial.target.sim().is_some() {
-        let missed: Vec<&str> = SITUATIONS
-            .iter()
-            .copied()
-            .filter(|situation| *situation != SHOWN_ELSEWHERE)
-            .filter(|situation| !trial.tally.sometimes.contains_key(situation))
-            .collect();
+        let mut missed = trial.tally.missed(SITUATIONS);
+        missed.retain(|situation| *situation != SHOWN_ELSEWHERE);
         hold!(
             missed.is_empty(),
             "{} histories never met: {}",

@@ -110,13 +110,12 @@ fn faulty(trial: &mut Trial<'_>) -> Held {
 fn covered(trial: &Trial<'_>, runs: u64) -> Held {
     let wanted = [(THOROUGH_RUNS, SITUATIONS), (CAMPAIGN_RUNS, RARE)];
     for (least_runs, situations) in wanted {
-        let met = |it: &&&str| trial.tally.sometimes.contains_key(**it);
-        let missed = situations.iter().find(|it| !met(it));
-        if let Some(missed) = missed.filter(|_| runs >= least_runs) {
-            return Err(Failure::Broken(format!(
-                "never met in {runs} runs, so the campaign shows too little: {missed}"
-            )));
-        }
+        let missed = trial.tally.missed(situations);
+        hold!(
+            runs < least_runs || missed.is_empty(),
+            "{runs} runs never met: {}",
+            missed.join("; ")
+        );
     }
     Ok(())
 }

@@ -73,6 +73,12 @@ impl Tally {
         *self.sometimes.entry(situation).or_default() += 1;
     }
 
+    /// Those of `situations` that were never met.
+    pub(super) fn missed<'a>(&self, situations: &[&'a str]) -> Vec<&'a str> {
+        let met = |situation: &&str| self.sometimes.contains_key(situation);
+        situations.iter().copied().filter(|it| !met(it)).collect()
+    }
+
     pub(super) fn add(&mut self, other: &Self) {
         self.allocations += other.allocations;
         self.refusals += other.refusals;

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::io::Read;
 
 use super::book::{Book, RawAlloc, RawFree};
-use super::detect::{column_name, unquoted};
+use super::detect::unquoted;
 use super::error::{Position, Site};
-use super::rmm::{csv_error, csv_rows, parse_whole, row_position, shown};
+use super::rmm::{csv_error, csv_header, csv_rows, parse_whole, row_position, shown};
 use super::{NoteKind, ReadLimits, Trace, TraceError, TraceFormat};
 
 const MEND: &str = "mend the row";
@@ -59,11 +59,7 @@ pub(super) fn read(
     limits: &ReadLimits,
 ) -> Result<Trace, TraceError> {
     let mut rows = csv_rows(content, limits);
-    let header = rows
-        .byte_headers()
-        .map_err(|error| csv_error(error, site))?;
-    let names: Vec<String> = header.iter().map(column_name).collect();
-    let Some(columns) = Columns::find(&names) else {
+    let Some(columns) = Columns::find(&csv_header(&mut rows, site)?) else {
         let problem = "the header lacks one of id, lower, upper, size";
         return Err(site.format(Position::Line(1), problem, "name the columns"));
     };

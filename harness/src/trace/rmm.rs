@@ -33,11 +33,7 @@ pub(super) fn read(
     limits: &ReadLimits,
 ) -> Result<Trace, TraceError> {
     let mut rows = csv_rows(content, limits);
-    let header = rows
-        .byte_headers()
-        .map_err(|error| csv_error(error, site))?;
-    let columns: Vec<String> = header.iter().map(column_name).collect();
-    if !is_header(&columns) {
+    if !is_header(&csv_header(&mut rows, site)?) {
         let problem = "the header is not Thread,Time,Action,Pointer,Size,Stream";
         return Err(site.format(Position::Line(1), problem, RECORD_AGAIN));
     }
@@ -61,6 +57,16 @@ pub(super) fn csv_rows<R: Read>(content: R, limits: &ReadLimits) -> csv::Reader<
         .flexible(true)
         .quoting(false)
         .from_reader(LineCap::new(content, limits))
+}
+
+/// The names of its columns.
+pub(super) fn csv_header(
+    rows: &mut csv::Reader<impl Read>,
+    site: Site<'_>,
+) -> Result<Vec<String>, TraceError> {
+    let header = rows.byte_headers();
+    let header = header.map_err(|error| csv_error(error, site))?;
+    Ok(header.iter().map(column_name).collect())
 }
 
 pub(super) fn csv_error(error: csv::Error, site: Site<'_>) -> TraceError {

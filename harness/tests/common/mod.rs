@@ -1,4 +1,4 @@
-//! What the tests of the allocator share.
+//! What tests share: machines, requests and refusals; the command as processes.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -7,6 +7,8 @@
     clippy::wildcard_enum_match_arm,
     reason = "each test file uses a part of it, and a helper fails by panicking"
 )]
+
+pub mod processes;
 
 use std::path::PathBuf;
 use std::sync::Arc;

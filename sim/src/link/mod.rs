@@ -14,6 +14,7 @@
 mod actor;
 mod pipe;
 mod plan;
+mod pump;
 mod run;
 mod shrink;
 #[cfg(test)]

@@ -50,11 +50,7 @@ impl Device {
         let pointers = arguments.each_ref().map(std::ptr::from_ref);
         let (blocks, threads) = ds4_kernels::geometry(launch);
         let early = [LaunchAttribute::EARLY];
-        let waits_itself = matches!(
-            launch,
-            Launch::GatePackets { .. } | Launch::GateParts { .. }
-        );
-        if waits_itself && module.early {
+        if launch.is_gate() && module.early {
             let config = LaunchConfig::new(blocks, threads, raw(&stream), &early);
             // SAFETY: as below; the kernel itself waits for what is before it in the stream.
             return self.with(0, || unsafe {
@@ -92,14 +88,10 @@ impl Device {
 
     fn load_module(&self) -> Result<Module, BackendError> {
         let mut refused = None;
-        for (position, image) in images(self.driver.vendor).into_iter().enumerate() {
-            match self.with(0, || self.load(&image)) {
-                Ok(mut module) => {
-                    // The first text for CUDA is the one whose kernels can.
-                    let able = self.driver.vendor == Vendor::Cuda && position == 0;
-                    module.early = able && self.driver.functions.can_launch_extended();
-                    return Ok(module);
-                }
+        for (image, early) in images(self.driver.vendor) {
+            let early = early && self.driver.functions.can_launch_extended();
+            match self.with(0, || self.load(&image, early)) {
+                Ok(module) => return Ok(module),
                 Err(error @ BackendError::DeviceLost { .. }) => return Err(error),
                 Err(error) => refused = Some(error),
             }
@@ -111,7 +103,7 @@ impl Device {
     }
 
     /// The device is the thread's already.
-    fn load(&self, image: &[u8]) -> Result<Module, Status> {
+    fn load(&self, image: &[u8], early: bool) -> Result<Module, Status> {
         let (driver, context) = (&self.driver.functions, Arc::clone(self.context()?));
         let mut raw = 0;
         // SAFETY: PTX ends with a NUL, a code object says its own length.
@@ -121,7 +113,7 @@ impl Device {
             driver: self.driver.clone(),
             context,
             functions: [0; Kernel::ALL.len()],
-            early: false,
+            early,
         };
         for (function, kernel) in module.functions.iter_mut().zip(Kernel::ALL) {
             let entry = CString::new(kernel.entry()).unwrap_or_default();
@@ -134,15 +126,18 @@ impl Device {
 
 /// What may be loaded, in the order in which to try: PTX fits every NVIDIA device, a code object
 /// one architecture, which HIP names only in a structure whose layout depends on its version.
-fn images(vendor: Vendor) -> Vec<Vec<u8>> {
+/// True beside those whose gates can start early and wait for the work before them themselves.
+fn images(vendor: Vendor) -> Vec<(Vec<u8>, bool)> {
     match vendor {
-        Vendor::Cuda => {
-            let with_nul = |text: &str| [text.as_bytes(), &[0]].concat();
-            ds4_kernels::PTX.into_iter().map(with_nul).collect()
-        }
+        // The first text is for the devices that can.
+        Vendor::Cuda => ds4_kernels::PTX
+            .into_iter()
+            .enumerate()
+            .map(|(position, text)| ([text.as_bytes(), &[0]].concat(), position == 0))
+            .collect(),
         Vendor::Hip => ds4_kernels::CODE_OBJECTS
             .iter()
-            .map(|(_, object)| object.to_vec())
+            .map(|(_, object)| (object.to_vec(), false))
             .collect(),
     }
 }

@@ -19,6 +19,15 @@ pub enum GateState {
     Done,
 }
 
+/// What the gate under way still moves on a peer's path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// Bytes are to come.
+    pub reads: bool,
+    /// Bytes are there to be sent.
+    pub writes: bool,
+}
+
 impl Session {
     /// Begins a gate: `out` is what each peer gets, and each peer's part has as many bytes. The
     /// sequence number comes back.
@@ -121,18 +130,22 @@ impl Session {
         self.current.is_some()
     }
 
-    /// What the gate under way still moves on a peer's path: whether bytes are to come, and whether
-    /// some are there to be sent.
+    /// What the gate under way still moves on a peer's path; nothing without a gate.
     #[must_use]
-    pub fn gate_wants(&self, peer: u32) -> (bool, bool) {
+    pub fn gate_wants(&self, peer: u32) -> Wants {
         let Some(link) = self.data_ref(peer).filter(|_| self.current.is_some()) else {
-            return (false, false);
+            return Wants::default();
         };
-        let Some(round) = &self.round else {
-            return (!link.came(), !link.sent());
-        };
-        let (reads, writes) = (peer == round.ring.before(), peer == round.ring.next());
-        (reads && !round.all_came(), writes && round.has_piece())
+        match &self.round {
+            None => Wants {
+                reads: !link.came(),
+                writes: !link.sent(),
+            },
+            Some(round) => Wants {
+                reads: peer == round.ring.before() && !round.all_came(),
+                writes: peer == round.ring.next() && round.has_piece(),
+            },
+        }
     }
 
     /// Whether the gate under way cannot end without more from, or more taken by, this peer.

@@ -126,7 +126,7 @@ impl Round {
 
     fn bytes<'a>(&self, piece: Piece, vector: &'a [u8]) -> &'a [u8] {
         vector
-            .get(self.ring.place(number(piece)))
+            .get(self.ring.place(piece.number()))
             .unwrap_or_default()
     }
 
@@ -145,7 +145,7 @@ impl Round {
             return;
         };
         self.out_done = self.out_done.saturating_add(count);
-        let bytes = self.ring.place(number(piece)).len();
+        let bytes = self.ring.place(piece.number()).len();
         if self.out_done < HEAD_BYTES.saturating_add(bytes) {
             return;
         }
@@ -170,7 +170,7 @@ impl Round {
             let head = self.in_head.get_mut(self.in_done..);
             return (head.unwrap_or_default(), &mut []);
         };
-        let place = self.ring.place(number(piece));
+        let place = self.ring.place(piece.number());
         let room = match piece {
             Piece::Sum(_) => vector.get_mut(place),
             Piece::Part | Piece::Partial(_) => staging.get_mut(..place.len()),
@@ -189,7 +189,7 @@ impl Round {
             }
             return Ok(());
         };
-        let place = self.ring.place(number(piece));
+        let place = self.ring.place(piece.number());
         let from = self.in_done;
         self.in_done = from.saturating_add(count).min(place.len());
         let room = match piece {
@@ -236,7 +236,7 @@ impl Round {
                 piece == self.sums_in && piece < self.ring.sums_in() && piece < self.partials_out
             }
         };
-        let bytes = self.ring.place(number(head.piece)).len();
+        let bytes = self.ring.place(head.piece.number()).len();
         let want = Head::gate(self.gate, self.seq, head.piece, bytes, head.payload_crc);
         let checked = head.payload_crc.is_some() == self.checked;
         if fits && checked && want == Some(head) {
@@ -247,13 +247,6 @@ impl Round {
                 got: describe(&head),
             })
         }
-    }
-}
-
-const fn number(piece: Piece) -> u16 {
-    match piece {
-        Piece::Part => 0,
-        Piece::Partial(number) | Piece::Sum(number) => number,
     }
 }
 

@@ -36,22 +36,10 @@ impl Group {
             ..SlabGeometry::new(2, 3)
         };
         let tcp = TransportSet::of(&[Transport::Tcp]);
-        let config = |rank| Config {
-            rank,
-            identity: Identity {
-                model: [3; 32],
-                n_vocab: 16,
-                quant_bits: 2,
-                switches: 0,
-                layout: SlabLayout::ds4(geometry).unwrap(),
-                schedule: Schedule::every_gate(2).unwrap(),
-                split_logits: true,
-                payload_crc,
-            },
-            context: 4096,
-            transports: tcp,
-            deadlines: Deadlines::default(),
-            dialect: Dialect::Native,
+        let layout = SlabLayout::ds4(geometry).unwrap();
+        let identity = Identity {
+            payload_crc,
+            ..Identity::new(layout, Schedule::every_gate(2).unwrap())
         };
         let ways = Ways {
             one_shot_bytes_max: 64,
@@ -60,7 +48,7 @@ impl Group {
         let mut group = Self {
             now: NOW,
             ends: (0..ranks)
-                .map(|rank| Session::with_ways(NOW, config(rank), ways))
+                .map(|rank| Session::with_ways(NOW, Config::new(rank, identity), ways))
                 .collect(),
             vectors: Vec::new(),
             wires: BTreeMap::new(),
@@ -131,7 +119,7 @@ impl Group {
             let count = bytes.len().min(most_out);
             let wire = self.wires.entry((rank, peer)).or_default();
             wire.extend(&bytes[..count]);
-            self.wants_hold &= end.gate_wants(peer).1 == (count > 0);
+            self.wants_hold &= end.gate_wants(peer).writes == (count > 0);
             end.ring_wrote(count, vector);
             moved = count > 0;
         }

@@ -1,11 +1,11 @@
 //! Two sessions wired directly, without time passing unless a test says so.
 
 use super::*;
+use crate::tp::captured::captured;
 use crate::tp::command::{Item, Items, Tokens};
 use crate::tp::frame::Piece;
 use crate::tp::schedule::{GateKind, GateName, Schedule, Work};
 use crate::tp::slab::{SlabGeometry, SlabLayout};
-use serde_json::Value;
 
 const MS: u64 = 1_000_000;
 /// The rank of each end.
@@ -26,12 +26,8 @@ fn identity() -> Identity {
 
 fn config(rank: u32) -> Config {
     Config {
-        rank,
-        identity: identity(),
         context: 4096,
-        transports: TransportSet::of(&[Transport::Tcp]),
-        deadlines: Deadlines::default(),
-        dialect: Dialect::Native,
+        ..Config::new(rank, identity())
     }
 }
 
@@ -486,16 +482,6 @@ fn a_lost_data_connection_waits_a_moment_for_the_reason() {
     assert!(grace.since(now) <= 500 * MS);
     pair.ends[0].handle_time(grace);
     assert!(pair.ends[0].error().is_some());
-}
-
-/// The reference's bytes: what its leader and worker wrote to each other.
-fn captured(run: &str, channel: &str, direction: &str) -> Vec<u8> {
-    let text = include_str!("../../../../golden/tp/wire_protocol7.json");
-    let file: Value = serde_json::from_str(text).unwrap();
-    let text = file[run][channel][direction].as_str().unwrap().to_owned();
-    (0..text.len() / 2)
-        .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
-        .collect()
 }
 
 fn v7_pair(worker_context: u32) -> Pair {

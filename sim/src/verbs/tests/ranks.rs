@@ -1,315 +1,58 @@
-//! Both ends have the right bytes, or both an error that names the cause, within the deadline:
-//! paths on simulated devices, and whole ranks on them.
+//! Whole ranks on simulated devices have the right bytes, or all an error that names the cause,
+//! within the deadline.
 
 #![expect(
     clippy::panic_in_result_fn,
     reason = "wrong bytes fail the test; a rank's error is a result"
 )]
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use ds4_engine::tp::hello::Identity;
 use ds4_engine::tp::schedule::{Gate, GateKind, GateName, Schedule};
-use ds4_engine::tp::session::{Config, Dialect};
 use ds4_engine::tp::slab::{SlabGeometry, SlabLayout};
-use ds4_engine::tp::time::{Deadlines, Time};
+use ds4_engine::tp::time::Deadlines;
 use ds4_engine::tp::transport::{Transport, TransportSet};
 use ds4_engine::tp::trust::Key;
-use ds4_engine::transport::verbs::{
-    Endpoint, GidKind, LinkLayer, Mtu, PairKind, Status, VerbsPath, Wish, connect_pair, survey,
-    take,
-};
-use ds4_engine::transport::{Clock, Listening, Rank, Rdma, Remote, Said, Setup, Wait};
+use ds4_engine::transport::verbs::{GidKind, LinkLayer, Mtu, Status, Wish};
+use ds4_engine::transport::{Clock, LinkError, Rank, Rdma, Said, Setup, Wait};
 
-use super::*;
-
-fn end(fabric: &Fabric, host: usize, kind: PairKind) -> Endpoint {
-    let library = fabric.library(host);
-    let taken = take(&survey(&*library).unwrap(), &Wish::default(), &[]).unwrap();
-    let best = taken.report.ranked()[0].index;
-    let gids = &taken.report.table.gids;
-    let raw = gids.iter().find(|gid| gid.index == best).unwrap().raw;
-    let psn = u32::try_from(host).unwrap() + 7;
-    Endpoint::prepare(&*library, &taken, raw, kind, psn).unwrap()
-}
-
-fn paths(fabric: &Fabric, kind: PairKind) -> (VerbsPath, VerbsPath) {
-    connect_pair(end(fabric, 0, kind), end(fabric, 1, kind)).unwrap()
-}
-
-fn pattern(bytes: usize, salt: u64) -> Vec<u8> {
-    (0..bytes as u64)
-        .map(|i| (i.wrapping_mul(salt * 2 + 3) >> 3).to_le_bytes()[0])
-        .collect()
-}
-
-/// Sends `bytes` both ways at once; what came on each side, or why a side ended.
-fn exchange(
-    one: &mut VerbsPath,
-    two: &mut VerbsPath,
-    bytes: usize,
-) -> [Result<Vec<u8>, String>; 2] {
-    let out = [pattern(bytes, 1), pattern(bytes, 2)];
-    let mut come = [vec![0xee; bytes], vec![0xee; bytes]];
-    let (mut sent, mut got) = ([0; 2], [0; 2]);
-    let mut ends = [None, None];
-    let head = 32.min(bytes);
-    // A second after one side has ended, nothing new comes to the other.
-    let mut last = 40_000;
-    for round in 0..40_000_u64 {
-        if round > last {
-            break;
-        }
-        let now = Time(round * 500_000);
-        for (side, path) in [&mut *one, &mut *two].into_iter().enumerate() {
-            if ends[side].is_some() {
-                continue;
-            }
-            let mut step = || -> std::io::Result<()> {
-                path.tend(now)?;
-                let (first, rest) = out[side].split_at(head);
-                let (first, rest) = if sent[side] < head {
-                    (&first[sent[side]..], rest)
-                } else {
-                    (&[][..], &rest[sent[side] - head..])
-                };
-                match path.write(first, rest) {
-                    Ok(count) => sent[side] += count,
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                    Err(error) => return Err(error),
-                }
-                let at = got[side];
-                match path.read(&mut [], &mut come[side][at..]) {
-                    Ok(count) => got[side] += count,
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                    Err(error) => return Err(error),
-                }
-                Ok(())
-            };
-            ends[side] = step().err().map(|error| error.to_string());
-            if ends[side].is_some() {
-                last = last.min(round + 2000);
-            }
-        }
-        if got == [bytes; 2] {
-            break;
-        }
-    }
-    let mut sides = (0..2).map(|side| match &ends[side] {
-        Some(why) if got[side] < bytes => Err(why.clone()),
-        _ if got[side] < bytes => Err("stalled".to_owned()),
-        _ => Ok(std::mem::take(&mut come[side])),
-    });
-    [sides.next().unwrap(), sides.next().unwrap()]
-}
-
-fn right(sides: &[Result<Vec<u8>, String>; 2], bytes: usize) -> bool {
-    let want = [pattern(bytes, 2), pattern(bytes, 1)];
-    sides
-        .iter()
-        .zip(want)
-        .all(|(side, want)| side.as_ref() == Ok(&want))
-}
-
-#[test]
-fn bytes_of_all_lengths_pass_both_ways_over_both_kinds() {
-    for kind in [PairKind::Reliable, PairKind::Unreliable] {
-        let fabric = Fabric::new(VerbsPlan::quiet(2));
-        let (mut one, mut two) = paths(&fabric, kind);
-        for bytes in [1, 31, 33, 16_416, 32_768, 32_769, 1 << 20, (3 << 20) + 5] {
-            let sides = exchange(&mut one, &mut two, bytes);
-            assert!(right(&sides, bytes), "{kind}, {bytes} bytes");
-        }
-        assert_eq!(one.resent() + two.resent(), 0, "{kind}");
-        drop((one, two));
-        assert_eq!(fabric.alive(), (0, 0), "everything is given back");
-    }
-}
-
-#[test]
-fn messages_are_no_longer_than_either_port_allows() {
-    for (here, there) in [(1000, 1 << 30), (1 << 30, 16 << 10), (1, 7)] {
-        let mut plan = VerbsPlan::quiet(2);
-        plan.hosts[0].max_message_bytes = here;
-        plan.hosts[1].max_message_bytes = there;
-        let fabric = Fabric::new(plan);
-        let (mut one, mut two) = paths(&fabric, PairKind::Reliable);
-        let sides = exchange(&mut one, &mut two, 5000);
-        assert!(right(&sides, 5000), "{here} {there}");
-    }
-}
-
-#[test]
-fn what_unreliable_connections_lose_or_delay_is_sent_again() {
-    let mut resent = 0;
-    for seed in 0..60 {
-        let plan = VerbsPlan {
-            seed,
-            lost_per_mille: 10 + 10 * (seed % 30),
-            late_per_mille: 50 * (seed % 4),
-            ..VerbsPlan::quiet(2)
-        };
-        let fabric = Fabric::new(plan);
-        let (mut one, mut two) = paths(&fabric, PairKind::Unreliable);
-        for bytes in [64, 200_000, 1_000_000] {
-            let sides = exchange(&mut one, &mut two, bytes);
-            assert!(right(&sides, bytes), "seed {seed}, {bytes} bytes");
-        }
-        resent += one.resent() + two.resent();
-    }
-    assert!(resent > 300, "{resent}");
-}
-
-#[test]
-fn every_status_ends_the_path_by_its_name() {
-    for (kind, bytes) in [
-        (PairKind::Reliable, 250_000),
-        (PairKind::Unreliable, 20_000),
-    ] {
-        for status in Status::ALL.iter().copied().chain([Status::Unknown(77)]) {
-            for nth in [0, 1, 5] {
-                for receive in [false, true] {
-                    let mut plan = VerbsPlan::quiet(2);
-                    plan.faults.push(if receive {
-                        VerbsFault::Receive {
-                            host: 1,
-                            nth,
-                            status,
-                        }
-                    } else {
-                        VerbsFault::Write {
-                            host: 0,
-                            nth,
-                            status,
-                        }
-                    });
-                    let fabric = Fabric::new(plan);
-                    let (mut one, mut two) = paths(&fabric, kind);
-                    let sides = exchange(&mut one, &mut two, bytes);
-                    if status == Status::Success {
-                        assert!(right(&sides, bytes));
-                        continue;
-                    }
-                    let hurt = &sides[usize::from(receive)];
-                    let why = hurt.as_ref().unwrap_err();
-                    let code = format!("status {}", status.code());
-                    assert!(
-                        why.contains(&code) && why.contains("RDMA"),
-                        "{kind} {status}: {why}"
-                    );
-                    assert!(!right(&sides, bytes));
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_peer_of_another_key_or_number_is_not_reached() {
-    let fabric = Fabric::new(VerbsPlan::quiet(2));
-    let (one, two) = (
-        end(&fabric, 0, PairKind::Reliable),
-        end(&fabric, 1, PairKind::Reliable),
-    );
-    let (first, mut second) = (one.said([0; 16]), two.said([0; 16]));
-    second.key ^= 0x55;
-    let (mut one, _two) = (one.connect(&second).unwrap(), two.connect(&first).unwrap());
-    one.write(b"head", b"body").unwrap();
-    let why = one.tend(Time(1)).unwrap_err().to_string();
-    assert!(why.contains("status 10"), "{why}");
-    let (one, two) = (
-        end(&fabric, 0, PairKind::Reliable),
-        end(&fabric, 1, PairKind::Reliable),
-    );
-    let mut second = two.said([0; 16]);
-    second.kind = PairKind::Unreliable.code();
-    assert!(
-        one.connect(&second)
-            .unwrap_err()
-            .to_string()
-            .contains("kind")
-    );
-    drop(two);
-}
-
-#[test]
-fn an_address_is_looked_up_anew_by_what_it_is_and_not_by_its_place() {
-    let before = Fabric::new(VerbsPlan::quiet(1));
-    let taken = take(&survey(&*before.library(0)).unwrap(), &Wish::default(), &[]).unwrap();
-    let mut plan = VerbsPlan::quiet(1);
-    let raw = plan.hosts[0].gids[1].raw;
-    plan.hosts[0].gids[1].index = 5;
-    let prepared = |plan: &VerbsPlan| {
-        let library = Fabric::new(plan.clone()).library(0);
-        Endpoint::prepare(&*library, &taken, raw, PairKind::Reliable, 1)
-    };
-    assert!(prepared(&plan).unwrap().words("sim0").contains("GID 5"));
-    plan.hosts[0].gids.truncate(1);
-    let why = prepared(&plan).unwrap_err().to_string();
-    assert!(why.contains("::ffff:10.8.0.1 no more"), "{why}");
-}
-
-// Whole ranks.
+use super::pattern;
+use crate::verbs::{Fabric, VerbsFault, VerbsPlan};
 
 const SECOND: u64 = 1_000_000_000;
 
-fn setup(fabric: &Fabric, rank: u32, ports: &[u16], how: &How) -> Setup {
-    let ranks = u32::try_from(ports.len()).unwrap();
+fn setups(fabric: &Fabric, ranks: usize, how: &How) -> Vec<Setup> {
     let geometry = SlabGeometry {
         n_layer: 2,
         n_embd: 16,
-        ranks,
+        ranks: u32::try_from(ranks).unwrap(),
     };
-    let remotes = (0..rank).map(|lower| Remote {
-        rank: lower,
-        host: "127.0.0.1".to_owned(),
-        port: ports[lower as usize],
-    });
-    Setup {
-        config: Config {
-            rank,
-            identity: Identity {
-                model: [7; 32],
-                n_vocab: 32,
-                quant_bits: 8,
-                switches: 0,
-                layout: SlabLayout::aligned(geometry).unwrap(),
-                schedule: Schedule::every_gate(2).unwrap(),
-                split_logits: false,
-                payload_crc: true,
-            },
-            context: 64,
-            transports: TransportSet::of(how.transports),
-            deadlines: Deadlines {
-                connect_ns: 10 * SECOND,
-                gate_ns: 2 * SECOND,
-                first_gate_ns: 2 * SECOND,
-                ..Deadlines::default()
-            },
-            dialect: Dialect::Native,
-        },
-        key: Key::new([9; 32]),
-        encrypt: false,
-        listening: None,
-        remotes: remotes.collect(),
-        wait: Wait {
+    let layout = SlabLayout::aligned(geometry).unwrap();
+    let identity = Identity::new(layout, Schedule::every_gate(2).unwrap());
+    let mut setups = Setup::on_loopback(identity, &Key::new([9; 32])).unwrap();
+    for (rank, setup) in setups.iter_mut().enumerate() {
+        setup.config.transports = TransportSet::of(how.transports);
+        setup.config.deadlines = Deadlines {
+            connect_ns: 10 * SECOND,
+            gate_ns: 2 * SECOND,
+            first_gate_ns: 2 * SECOND,
+            ..Deadlines::default()
+        };
+        setup.wait = Wait {
             spin_ns: how.spin_ns,
-        },
-        buffer_bytes: None,
-        collective: None,
-        rdma: Rdma {
-            library: how.library.then(|| fabric.library(rank as usize)),
+        };
+        setup.rdma = Rdma {
+            library: how.library.then(|| fabric.library(rank)),
             why_none: "no library was given".to_owned(),
             wish: Wish {
                 device: None,
                 gid_index: how.gid_index.filter(|_| rank == 0),
             },
             unreliable: how.unreliable,
-        },
-        stop: Arc::new(AtomicBool::new(false)),
+        };
     }
+    setups
 }
 
 #[derive(Clone)]
@@ -341,15 +84,8 @@ type Said2 = Vec<Result<(Transport, String), String>>;
 /// Runs a group to its end. Bytes that are wrong fail the test at once.
 fn run(plan: VerbsPlan, how: &How) -> (Said2, Fabric) {
     let fabric = Fabric::new(plan.clone());
-    let ranks = plan.hosts.len();
-    let sockets: Vec<Listening> = (0..ranks)
-        .map(|_| Listening::open("127.0.0.1", 0).unwrap())
-        .collect();
-    let ports: Vec<u16> = sockets.iter().map(|it| it.addresses()[0].port()).collect();
     let mut threads = Vec::new();
-    for (rank, socket) in (0_u32..).zip(sockets) {
-        let mut setup = setup(&fabric, rank, &ports, how);
-        setup.listening = (rank as usize + 1 < ranks).then_some(socket);
+    for setup in setups(&fabric, plan.hosts.len(), how) {
         let gates = how.gates;
         threads.push(thread::spawn(move || one(setup, gates)));
     }
@@ -367,7 +103,7 @@ fn one(setup: Setup, gates: u64) -> Result<(Transport, String), String> {
     done.map(|()| chosen)
 }
 
-fn pass_all(rank: &mut Rank, gates: u64) -> Result<(), ds4_engine::transport::LinkError> {
+fn pass_all(rank: &mut Rank, gates: u64) -> Result<(), LinkError> {
     let schedule = Schedule::every_gate(2).unwrap();
     let big = Gate {
         layer: 1,
@@ -401,7 +137,7 @@ fn pass_all(rank: &mut Rank, gates: u64) -> Result<(), ds4_engine::transport::Li
     }
 }
 
-fn pass(rank: &mut Rank, gate: Gate, bytes: usize) -> Result<(), ds4_engine::transport::LinkError> {
+fn pass(rank: &mut Rank, gate: Gate, bytes: usize) -> Result<(), LinkError> {
     let (own, ranks) = (rank.session().rank(), rank.session().ranks());
     let mut places = vec![vec![0xee; bytes]; ranks as usize - 1];
     let mut incoming: Vec<&mut [u8]> = places.iter_mut().map(Vec::as_mut_slice).collect();
@@ -582,14 +318,8 @@ fn what_is_not_forced_falls_back_and_says_why() {
 fn a_rank_that_goes_without_a_word_is_noticed_by_all_others() {
     let plan = VerbsPlan::quiet(3);
     let fabric = Fabric::new(plan);
-    let sockets: Vec<Listening> = (0..3)
-        .map(|_| Listening::open("127.0.0.1", 0).unwrap())
-        .collect();
-    let ports: Vec<u16> = sockets.iter().map(|it| it.addresses()[0].port()).collect();
     let mut threads = Vec::new();
-    for (rank, socket) in (0_u32..).zip(sockets) {
-        let mut setup = setup(&fabric, rank, &ports, &How::default());
-        setup.listening = (rank < 2).then_some(socket);
+    for setup in setups(&fabric, 3, &How::default()) {
         threads.push(thread::spawn(move || {
             let mut rank = Rank::open(setup, &mut |_| {}).unwrap();
             let schedule = Schedule::every_gate(2).unwrap();
