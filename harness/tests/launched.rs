@@ -2,62 +2,38 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
+mod common;
+
+use std::process::{Child, Command};
 
 use ds4_embedded::{Interface, write_nccl_to};
 use serde_json::Value;
 
-/// Variables of launchers, which the tests' own surroundings may have.
-const VARIABLES: [&str; 14] = [
+use common::processes::{SHAPE, ended, free_port};
+
+/// Variables of launchers and drivers, which the tests' own surroundings may have.
+const VARIABLES: [&str; 9] = [
     "RANK",
     "WORLD_SIZE",
-    "LOCAL_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
     "SLURM_PROCID",
     "SLURM_NTASKS",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "PMI_RANK",
     "PMI_SIZE",
-    "DS4_BACKEND",
-    "DS4_TP_KEY",
     "CUDA_VISIBLE_DEVICES",
 ];
 
 fn ds4() -> Command {
-    let path = std::env::var("NEXTEST_BIN_EXE_ds4");
-    let mut command = Command::new(path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned()));
+    let mut command = common::processes::ds4();
     for name in VARIABLES {
         command.env_remove(name);
     }
     command
         .args(["--tensor-parallel", "--role", "auto", "--format", "json"])
-        .args(["--n-layer", "3", "--n-embd", "64", "--tokens", "5"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .args(SHAPE)
+        .args(["--tokens", "5"]);
     command
-}
-
-/// A free port, below those that systems give to outgoing connections and beside those of the other
-/// tests with ranks.
-fn free_port() -> u16 {
-    let first = 30_100 + u16::try_from(std::process::id() % 260).unwrap() * 10;
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (first..first + 10).find(free).unwrap()
-}
-
-fn ended(child: Child) -> (i32, Value, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = child.wait_with_output().unwrap();
-    let value = serde_json::from_slice(&stdout).unwrap_or(Value::Null);
-    let stderr = String::from_utf8(stderr).unwrap();
-    (status.code().unwrap_or(-1), value, stderr)
 }
 
 /// Runs three ranks to their end, whose environment is `variables` with each `%` its rank; the last

@@ -6,43 +6,17 @@
     reason = "faults strike running processes, and how soon they end is what is shown"
 )]
 
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::net::TcpListener;
+mod common;
+
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ds4_embedded::{Interface, nccl_bytes, write_nccl_to};
-use serde_json::Value;
 use tempfile::TempDir;
 
-fn ds4() -> Command {
-    let path = std::env::var("NEXTEST_BIN_EXE_ds4");
-    let mut command = Command::new(path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_ds4").to_owned()));
-    for name in ["DS4_BACKEND", "DS4_TP_KEY", "CUDA_VISIBLE_DEVICES"] {
-        command.env_remove(name);
-    }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-/// Ports that no other test takes: each process has thirty of its own, below those that systems give
-/// to outgoing connections and beside those of `ranks.rs`.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 1_100 + u16::try_from(std::process::id() % 290).unwrap() * 30;
-    loop {
-        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 30;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
+use common::processes::{SHAPE, ds4, ended, free_port, signal, until_said};
 
 /// A folder with the simulated driver and the stand-in.
 fn libraries() -> TempDir {
@@ -55,6 +29,7 @@ fn libraries() -> TempDir {
 fn on_simulated_gpu(folder: &Path) -> Command {
     let mut command = ds4();
     command
+        .env_remove("CUDA_VISIBLE_DEVICES")
         .env("LD_LIBRARY_PATH", folder)
         .env("DS4_FAKE_GPUS", "1G")
         .env("DS4_FAKE_LEDGER", "1");
@@ -63,56 +38,27 @@ fn on_simulated_gpu(folder: &Path) -> Command {
 
 /// Starts as many ranks; the `faulty` one with a fault.
 fn group(folder: &Path, ranks: usize, more: &[&str], (faulty, fault): (usize, &str)) -> Vec<Child> {
-    let ports: Vec<String> = (1..ranks).map(|_| free_port().to_string()).collect();
-    let count = ranks.to_string();
-    let numbers: Vec<String> = (0..ranks).map(|rank| rank.to_string()).collect();
+    let port = free_port().to_string();
     let start = |rank: usize| {
-        let mut words = vec!["--tensor-parallel", "--ranks", &count, "--format", "json"];
-        words.extend(["--n-layer", "3", "--n-embd", "64"]);
-        if rank == 0 {
-            words.extend(["--role", "leader", "--tokens", "100000"]);
-        } else {
-            words.extend(["--role", "worker", "--rank", &numbers[rank]]);
-            words.extend(["--coordinator", "127.0.0.1", &ports[0]]);
-        }
-        if rank + 1 < ranks {
-            words.extend(["--listen", "127.0.0.1", &ports[rank]]);
-        }
-        for lower in 1..rank {
-            words.extend(["--peer", &numbers[lower], "127.0.0.1", &ports[lower]]);
-        }
-        // What comes later holds; a worker says nothing of tokens.
-        let worker = more.iter().position(|word| *word == "--tokens");
-        let mut more = more.to_vec();
-        if let Some(at) = worker {
-            let tokens = more.drain(at..at + 2).collect::<Vec<_>>();
-            if rank == 0 {
-                words.retain(|word| !["--tokens", "100000"].contains(word));
-                more.extend(tokens);
-            }
-        }
         let mut command = on_simulated_gpu(folder);
         if rank == faulty {
             command.env("DS4_FAKE_NCCL", fault);
         }
-        command.args(words).args(more).spawn().unwrap()
+        command
+            .env("PMI_RANK", rank.to_string())
+            .env("PMI_SIZE", ranks.to_string())
+            .args(["--tensor-parallel", "--role", "auto", "--format", "json"])
+            .args(["--coordinator", "127.0.0.1", &port])
+            .args(SHAPE)
+            .args(more)
+            .spawn()
+            .unwrap()
     };
     (0..ranks).map(start).collect()
 }
 
-/// Exit code, result, and what was said.
-fn ended(child: Child) -> (i32, Value, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = child.wait_with_output().unwrap();
-    let value = serde_json::from_slice(&stdout).unwrap_or(Value::Null);
-    let stderr = String::from_utf8(stderr).unwrap();
-    (status.code().unwrap_or(-1), value, stderr)
-}
-
 const NCCL: [&str; 4] = ["--backend", "cuda", "--transport", "nccl"];
+const FOR_EVER: [&str; 2] = ["--tokens", "1000000000"];
 const CLEAN: &str = "the ledger has 0 findings";
 
 #[test]
@@ -148,7 +94,7 @@ fn two_to_four_ranks_get_the_sums_that_they_get_over_tcp_and_leak_nothing() {
 /// them says.
 type Case = (&'static str, usize, [i32; 3], &'static str);
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 8] = [
     ("join-hang", 1, [1, 1, 1], "did not come about in time"),
     (
         "join-error",
@@ -156,7 +102,6 @@ const CASES: [Case; 9] = [
         [1, 1, 1],
         "ncclCommInitRankConfig: unhandled system error",
     ),
-    ("join-error", 0, [1, 1, 1], "ncclCommInitRankConfig"),
     ("sum-flip:1", 1, [1, 1, 1], "its sum differs from ours"),
     ("sum-hang:5", 2, [124, 1, 1], "sequence 4: "),
     ("sum-block:5", 1, [124, 1, 1], "sequence 4: "),
@@ -187,7 +132,7 @@ fn every_fault_of_the_library_ends_all_ranks_in_time_with_its_reason_and_without
             let folder = folder.path();
             scope.spawn(move || {
                 let since = Instant::now();
-                let more = [&NCCL[..], limits(fault)].concat();
+                let more = [&NCCL[..], &FOR_EVER, limits(fault)].concat();
                 let children = group(folder, 3, &more, (faulty, fault));
                 let ends: Vec<_> = children.into_iter().map(ended).collect();
                 let took = since.elapsed();
@@ -208,18 +153,11 @@ fn every_fault_of_the_library_ends_all_ranks_in_time_with_its_reason_and_without
 #[test]
 fn an_interrupt_and_a_death_end_ranks_whose_sum_hangs() {
     let folder = libraries();
-    for (signal, struck) in [("-INT", 0), ("-KILL", 1)] {
-        let mut children = group(folder.path(), 3, &NCCL, (2, "sum-hang:20"));
-        let mut lines = BufReader::new(children[0].stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("gates travel by nccl") {
-            line.clear();
-            assert!(lines.read_line(&mut line).unwrap() > 0, "it ended early");
-        }
-        thread::spawn(move || lines.read_to_end(&mut Vec::new()));
-        let victim = children[struck].id().to_string();
-        let sent = Command::new("kill").args([signal, &victim]).status();
-        assert!(sent.unwrap().success());
+    for (name, struck) in [("-INT", 0), ("-KILL", 1)] {
+        let more = [&NCCL[..], &FOR_EVER].concat();
+        let mut children = group(folder.path(), 3, &more, (2, "sum-hang:20"));
+        until_said(&mut children[0], "gates travel by nccl");
+        signal(&children[struck], name);
         let since = Instant::now();
         let ends: Vec<_> = children.into_iter().map(ended).collect();
         // The gate alone could take sixty seconds.
@@ -227,7 +165,7 @@ fn an_interrupt_and_a_death_end_ranks_whose_sum_hangs() {
         for (rank, (code, value, said)) in ends.into_iter().enumerate() {
             let message = &value["error"]["message"];
             if rank == struck {
-                assert_eq!(code, if signal == "-INT" { 130 } else { -1 }, "{said}");
+                assert_eq!(code, if name == "-INT" { 130 } else { -1 }, "{said}");
             } else {
                 let why = message.as_str().unwrap();
                 assert_eq!(code, 1, "{why}");
