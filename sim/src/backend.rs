@@ -10,6 +10,7 @@ use crate::call::Call;
 use crate::config::Link;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
+use crate::held::Work;
 use crate::injector::flipped;
 use crate::machine::{COPY_PART_BYTES, Effects, SimBackend, no_stream};
 use crate::stream::Event;
@@ -108,7 +109,46 @@ impl SimBackend {
         })
     }
 
-    fn copy_between(
+    pub(crate) fn fill_now(
+        &self,
+        device: DeviceId,
+        address: DeviceAddress,
+        bytes: u64,
+        value: u8,
+        stream: StreamId,
+    ) -> Result<(), BackendError> {
+        let call = Call::Fill;
+        self.on(device, call, bytes, |state, effects| {
+            let duration_ns = cost::fill_ns(bytes).saturating_add(effects.delay_ns);
+            let range = [(address.0, bytes, true)];
+            self.enqueue(state, stream, duration_ns, call.name(), &range)?;
+            state.fill(address.0, bytes, value);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn copy_local_now(
+        &self,
+        device: DeviceId,
+        from: DeviceAddress,
+        to: DeviceAddress,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), BackendError> {
+        let call = Call::CopyLocal;
+        self.on(device, call, bytes, |state, effects| {
+            let duration_ns = cost::local_copy_ns(bytes).saturating_add(effects.delay_ns);
+            let ranges = [(from.0, bytes, false), (to.0, bytes, true)];
+            self.enqueue(state, stream, duration_ns, call.name(), &ranges)?;
+            Self::move_within(state, from.0, to.0, bytes);
+            if let Some(draw) = effects.flip {
+                Self::flip(state, to.0, bytes, draw);
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn copy_between(
         &self,
         (from, source): (DeviceId, DeviceAddress),
         (to, target): (DeviceId, DeviceAddress),
@@ -176,6 +216,7 @@ impl Backend for SimBackend {
     /// Waits for all work of the device first, as `cuMemFree` does.
     fn free(&self, device: DeviceId, address: DeviceAddress) -> Result<(), BackendError> {
         let call = Call::Free;
+        self.settle_device(device);
         self.on(device, call, 0, |state, _| {
             let bytes = state.allocated_bytes(address.0)?;
             // The price depends on the size, which only the device knows; entering paid the base.
@@ -260,6 +301,7 @@ impl Backend for SimBackend {
     }
 
     fn destroy_stream(&self, device: DeviceId, stream: StreamId) -> Result<(), BackendError> {
+        self.settle((device, stream))?;
         self.on(device, Call::DestroyStream, 0, |state, _| {
             if stream == StreamId::DEFAULT {
                 let detail = "invalid handle: the default stream stays".to_owned();
@@ -276,6 +318,7 @@ impl Backend for SimBackend {
     }
 
     fn synchronize(&self, device: DeviceId, stream: StreamId) -> Result<(), BackendError> {
+        self.settle((device, stream))?;
         self.on(device, Call::Synchronize, 0, |state, _| {
             let queue = state
                 .streams
@@ -288,18 +331,19 @@ impl Backend for SimBackend {
     }
 
     fn record_event(&self, device: DeviceId, stream: StreamId) -> Result<EventId, BackendError> {
-        self.on(device, Call::RecordEvent, 0, |state, _| {
-            state
-                .streams
-                .record(stream)
-                .ok_or_else(|| no_stream(stream))
-        })
+        let event = self.on(device, Call::RecordEvent, 0, |state, _| {
+            let event = state.streams.record(stream);
+            event.ok_or_else(|| no_stream(stream))
+        })?;
+        self.keep_event((device, stream), event);
+        Ok(event)
     }
 
     fn event_done(&self, device: DeviceId, event: EventId) -> Result<bool, BackendError> {
+        let held = self.event_is_held((device, event));
         self.on(device, Call::EventDone, 0, |state, _| {
             let event = Self::event(state, event)?;
-            let done = event.done_ns() <= self.now_ns();
+            let done = !held && event.done_ns() <= self.now_ns();
             if done {
                 event.see_done();
             }
@@ -308,6 +352,7 @@ impl Backend for SimBackend {
     }
 
     fn wait_event(&self, device: DeviceId, event: EventId) -> Result<(), BackendError> {
+        self.settle_event((device, event));
         self.on(device, Call::WaitEvent, 0, |state, _| {
             let event = Self::event(state, event)?;
             self.clock.advance_to(event.done_ns());
@@ -324,6 +369,7 @@ impl Backend for SimBackend {
         event: EventId,
     ) -> Result<(), BackendError> {
         let call = Call::StreamWaitEvent;
+        self.keep_wait((device, stream), (event_device, event));
         let wait = |state: &mut DeviceState, event: &Event| {
             if state.streams.wait_for(stream, event) {
                 Ok(())
@@ -379,14 +425,17 @@ impl Backend for SimBackend {
         value: u8,
         stream: StreamId,
     ) -> Result<(), BackendError> {
-        let call = Call::Fill;
-        self.on(device, call, bytes, |state, effects| {
-            let duration_ns = cost::fill_ns(bytes).saturating_add(effects.delay_ns);
-            let range = [(address.0, bytes, true)];
-            self.enqueue(state, stream, duration_ns, call.name(), &range)?;
-            state.fill(address.0, bytes, value);
-            Ok(())
-        })
+        let work = || Work::Fill {
+            address,
+            bytes,
+            value,
+        };
+        if self.keep((device, stream), work) {
+            return Ok(());
+        }
+        self.fill_now(device, address, bytes, value, stream)?;
+        self.go_on_with_held();
+        Ok(())
     }
 
     fn copy_local(
@@ -397,17 +446,12 @@ impl Backend for SimBackend {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), BackendError> {
-        let call = Call::CopyLocal;
-        self.on(device, call, bytes, |state, effects| {
-            let duration_ns = cost::local_copy_ns(bytes).saturating_add(effects.delay_ns);
-            let ranges = [(from.0, bytes, false), (to.0, bytes, true)];
-            self.enqueue(state, stream, duration_ns, call.name(), &ranges)?;
-            Self::move_within(state, from.0, to.0, bytes);
-            if let Some(draw) = effects.flip {
-                Self::flip(state, to.0, bytes, draw);
-            }
-            Ok(())
-        })
+        if self.keep((device, stream), || Work::CopyLocal { from, to, bytes }) {
+            return Ok(());
+        }
+        self.copy_local_now(device, from, to, bytes, stream)?;
+        self.go_on_with_held();
+        Ok(())
     }
 
     /// Within one device this is [`Backend::copy_local`].
@@ -421,7 +465,17 @@ impl Backend for SimBackend {
         if from.0 == to.0 {
             return self.copy_local(from.0, from.1, to.1, bytes, stream);
         }
-        self.copy_between(from, to, bytes, stream)
+        let work = || Work::CopyPeer {
+            from: from.1,
+            to,
+            bytes,
+        };
+        if self.keep((from.0, stream), work) {
+            return Ok(());
+        }
+        self.copy_between(from, to, bytes, stream)?;
+        self.go_on_with_held();
+        Ok(())
     }
 
     fn launch(
@@ -430,7 +484,14 @@ impl Backend for SimBackend {
         stream: StreamId,
         launch: &Launch,
     ) -> Result<(), BackendError> {
-        self.run_kernel(device, stream, launch)
+        if self.keep((device, stream), || Work::Launch(*launch)) {
+            return Ok(());
+        }
+        match self.run_kernel(device, stream, launch)? {
+            Some(gate) => self.hold_by((device, stream), gate),
+            None => self.go_on_with_held(),
+        }
+        Ok(())
     }
 
     fn peer_access(&self, from: DeviceId, to: DeviceId) -> Result<PeerAccess, BackendError> {

@@ -11,10 +11,13 @@ use crate::backend::BROKEN_BYTES;
 use crate::call::Call;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
+use crate::gate::Gate;
 use crate::machine::{COPY_PART_BYTES, Effects, SimBackend};
 use crate::space::device_of;
 
 const WORD_BYTES: u64 = 8;
+/// What gates load and store at a time.
+const GROUP_BYTES: u64 = 16;
 const CALL: Call = Call::Launch;
 
 /// Memory that a kernel touches, at most two ranges for each launch.
@@ -79,25 +82,19 @@ impl Place {
 }
 
 impl SimBackend {
+    /// Runs a kernel to its end; a gate only begins, and goes on with its peer.
     pub(crate) fn run_kernel(
         &self,
         device: DeviceId,
         stream: StreamId,
         launch: &Launch,
-    ) -> Result<(), BackendError> {
-        if launch.is_gate() {
-            // A simulated kernel runs when it is launched, and cannot wait for another device's.
-            return Err(BackendError::Unsupported {
-                device,
-                call: CALL.driver_name(),
-            });
-        }
+    ) -> Result<Option<Gate>, BackendError> {
         let ranges = ranges(launch);
         let mut memory = self.memory_of(device, &ranges)?;
         let bytes = launch.elements().saturating_mul(launch.element_bytes());
         let effects = self.enter(&mut memory.near, CALL, bytes)?;
         if launch.elements() == 0 {
-            return Ok(());
+            return Ok(None);
         }
         for state in memory.far.values() {
             self.check_alive(state, CALL)?;
@@ -111,12 +108,17 @@ impl SimBackend {
             .map_err(refuse)?;
         self.enqueue_kernel(&mut memory, stream, &places, effects)
             .map_err(refuse)?;
+        if let Some(mut gate) = Gate::new(device, launch, effects.flip) {
+            drop(memory);
+            let nothing_to_do = self.begin_gate(&mut gate)?;
+            return Ok((!nothing_to_do).then_some(gate));
+        }
         execute(launch, &mut memory, &places);
         if let (Some(draw), Some(place)) = (effects.flip, places.iter().find(|place| place.writes))
         {
             Self::flip(memory.of(place.owner), place.address, place.bytes, draw);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Locks the launching device and those whose memory is named, in the order of their indices.
@@ -229,6 +231,10 @@ pub(crate) fn ranges(launch: &Launch) -> Vec<Range> {
         align_bytes: launch.element_bytes(),
         writes,
     };
+    let floats_of = |address: u64, writes: bool| Range {
+        align_bytes: GROUP_BYTES,
+        ..elements(address, writes)
+    };
     let words = |address: u64, words: u64| Range {
         address,
         bytes: words * WORD_BYTES,
@@ -242,7 +248,10 @@ pub(crate) fn ranges(launch: &Launch) -> Vec<Range> {
         }
         Launch::Checksum { from, sum, .. } => vec![elements(from, false), words(sum, 1)],
         Launch::AddF32 { sum, other, .. } => vec![elements(sum, true), elements(other, false)],
-        Launch::GatePackets { .. } | Launch::GateParts { .. } => Vec::new(),
+        // The link and the landings are read and written by both devices at once: flags order that.
+        Launch::GatePackets { input, output, .. } | Launch::GateParts { input, output, .. } => {
+            vec![floats_of(input, false), floats_of(output, true)]
+        }
     }
 }
 
@@ -251,7 +260,8 @@ fn separate(launch: &Launch, places: &[Place]) -> Result<(), Refused> {
     let [one, other] = places else {
         return Ok(());
     };
-    let same = one.address == other.address && matches!(launch, Launch::AddF32 { .. });
+    let in_place = launch.is_gate() || matches!(launch, Launch::AddF32 { .. });
+    let same = one.address == other.address && in_place;
     let (first, second) = if one.address < other.address {
         (one, other)
     } else {

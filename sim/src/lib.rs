@@ -13,6 +13,9 @@
 //! driver's own memory, and fragmentation of physical memory. Times come
 //! from [`cost`] and are simulated: they order work, and are no measurement.
 //!
+//! Gate kernels wait for their peers: work behind one that waits is kept until it has passed, and a
+//! host that asks for its end waits in real time, at most for the gate's deadline.
+//!
 //! The same calls from one thread give the same results, virtual times and
 //! [`SimBackend::state_hash`] on every machine: there is no wall clock, hash order or floating
 //! point in any decision, and chances are drawn from the plan's seed.
@@ -57,6 +60,8 @@ mod device;
 pub mod fault;
 mod fault_json;
 mod finding;
+mod gate;
+mod held;
 mod injector;
 mod input;
 mod instruments;

@@ -12,6 +12,7 @@ use crate::clock::VirtualClock;
 use crate::config::SimConfig;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
+use crate::held::Held;
 pub(crate) use crate::injector::Effects;
 use crate::injector::{Injector, Victim, check_alive};
 use crate::input::InputError;
@@ -30,6 +31,7 @@ pub struct SimBackend {
     pub(crate) clock: VirtualClock,
     pub(crate) ledger: Ledger,
     pub(crate) injector: Injector,
+    pub(crate) held: Held,
 }
 
 impl SimBackend {
@@ -51,6 +53,7 @@ impl SimBackend {
             clock: VirtualClock::default(),
             ledger: Ledger::new(config.devices.len()),
             injector: Injector::default(),
+            held: Held::default(),
             config,
         })
     }

@@ -57,14 +57,17 @@ impl SimBackend {
         stream: Option<StreamId>,
     ) -> Result<(), BackendError> {
         let bytes = data.len() as u64;
-        self.on(device, Call::Write, bytes, |state, effects| {
+        self.settle((device, stream.unwrap_or(StreamId::DEFAULT)))?;
+        let done = self.on(device, Call::Write, bytes, |state, effects| {
             self.host_copy(state, Call::Write, (address.0, bytes), stream, effects)?;
             state.write(address.0, data);
             if let Some(draw) = effects.flip {
                 Self::flip(state, address.0, bytes, draw);
             }
             Ok(())
-        })
+        });
+        self.go_on_with_held();
+        done
     }
 
     /// Without a stream it uses the default one and waits.
@@ -76,6 +79,7 @@ impl SimBackend {
         stream: Option<StreamId>,
     ) -> Result<(), BackendError> {
         let bytes = data.len() as u64;
+        self.settle((device, stream.unwrap_or(StreamId::DEFAULT)))?;
         self.on(device, Call::Read, bytes, |state, effects| {
             self.host_copy(state, Call::Read, (address.0, bytes), stream, effects)?;
             state.read(address.0, data);
@@ -158,10 +162,11 @@ impl SimBackend {
     /// # Errors
     /// As `event_done`.
     pub fn stream_done(&self, device: DeviceId, stream: StreamId) -> Result<bool, BackendError> {
+        let held = self.is_held((device, stream));
         self.on(device, Call::EventDone, 0, |state, _| {
             let queue = state.streams.get_mut(stream);
             let queue = queue.ok_or_else(|| no_stream(stream))?;
-            let done = queue.done_ns() <= self.now_ns();
+            let done = !held && queue.done_ns() <= self.now_ns();
             if done {
                 queue.see_done();
             }
@@ -173,9 +178,13 @@ impl SimBackend {
     /// keep by themselves, so it costs nothing, is not counted and meets no fault. Streams that do
     /// not exist have no order.
     pub fn order_after(&self, stream: (DeviceId, StreamId), other: (DeviceId, StreamId)) {
-        if stream == other {
+        if stream == other || self.keep_order(stream, other) {
             return;
         }
+        self.order_now(stream, other);
+    }
+
+    pub(crate) fn order_now(&self, stream: (DeviceId, StreamId), other: (DeviceId, StreamId)) {
         let recorded = self.state(other.0, "order").ok().and_then(|mut state| {
             let event = state.streams.record(other.1)?;
             state.streams.remove_event(event)

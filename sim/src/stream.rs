@@ -115,6 +115,15 @@ impl Stream {
         self.done_ns
     }
 
+    fn event(&self) -> Event {
+        let mut after = self.after.clone();
+        after.add(&self.life, self.enqueued);
+        Event {
+            done_ns: self.done_ns,
+            after,
+        }
+    }
+
     fn wait_for(&mut self, event: &Event) {
         self.done_ns = self.done_ns.max(event.done_ns);
         self.after.merge(&event.after);
@@ -185,19 +194,20 @@ impl Streams {
     }
 
     pub(crate) fn record(&mut self, stream: StreamId) -> Option<EventId> {
-        let stream = self.streams.get(&stream.0)?;
-        let mut after = stream.after.clone();
-        after.add(&stream.life, stream.enqueued);
+        let event = self.streams.get(&stream.0)?.event();
         let id = self.next_event;
         self.next_event += 1;
-        self.events.insert(
-            id,
-            Event {
-                done_ns: stream.done_ns,
-                after,
-            },
-        );
+        self.events.insert(id, event);
         Some(EventId(id))
+    }
+
+    /// Records an event anew, if it is still there.
+    pub(crate) fn record_again(&mut self, stream: StreamId, event: EventId) {
+        if let (Some(stream), Some(event)) =
+            (self.streams.get(&stream.0), self.events.get_mut(&event.0))
+        {
+            *event = stream.event();
+        }
     }
 
     pub(crate) fn event(&self, event: EventId) -> Option<&Event> {

@@ -1,6 +1,7 @@
 //! The backend trait on simulated machines.
 
 mod faults;
+mod gates;
 mod instruments;
 mod launch;
 mod memory;
