@@ -61,7 +61,11 @@ impl Gate {
                 1,
                 GateForm::Parts { part_bytes },
             ),
-            _ => return None,
+            Launch::Fill { .. }
+            | Launch::WritePattern { .. }
+            | Launch::CheckPattern { .. }
+            | Launch::Checksum { .. }
+            | Launch::AddF32 { .. } => return None,
         };
         Some(Self {
             device,
@@ -182,6 +186,10 @@ impl SimBackend {
 
     /// Whether the wait has ended, which the link then says. The deadline runs in real time, since
     /// what is waited for is a call of the program.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "virtual time stands still while the host waits for another of its threads"
+    )]
     fn give_up(&self, gate: &mut Gate, seen: u32) -> Result<bool, BackendError> {
         let abort = self.gate_read(gate, gate.link_address + ABORT_OFFSET_BYTES, 8)?;
         let aborted = abort.iter().any(|byte| *byte != 0);

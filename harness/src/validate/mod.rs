@@ -8,6 +8,7 @@
 mod bandwidth;
 mod expect;
 mod field;
+mod gates;
 mod health;
 mod load;
 mod monitor;

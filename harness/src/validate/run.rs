@@ -16,7 +16,7 @@ use super::{
     CheckId, CheckResult, Did, Ended, Health, Level, Options, Reading, Record, Run, Subject,
     Verdict,
 };
-use super::{bandwidth, health, load, paths, soak, suites};
+use super::{bandwidth, gates, health, load, paths, soak, suites};
 use crate::stopwatch::Stopwatch;
 
 /// Checks that are made together.
@@ -31,6 +31,7 @@ fn groups() -> impl Iterator<Item = &'static Group> {
         paths::GROUPS,
         load::GROUPS,
         bandwidth::GROUPS,
+        gates::GROUPS,
         suites::GROUPS,
         soak::GROUPS,
     ]

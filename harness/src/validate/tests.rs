@@ -175,7 +175,7 @@ fn codes_and_names_are_each_used_once() {
     let names: BTreeSet<&str> = checks.iter().map(|check| check.name).collect();
     let codes: BTreeSet<&str> = checks.iter().map(|check| check.code).collect();
     assert_eq!((names.len(), codes.len()), (checks.len(), checks.len()));
-    assert_eq!(checks.len(), 31);
+    assert_eq!(checks.len(), 33);
     for CheckId { code, level, .. } in checks {
         let number = code.strip_prefix("DV-").unwrap();
         assert!(
@@ -473,6 +473,32 @@ fn bytes_lost_on_any_path_fail_in_any_round() {
         let devices = if name == "soak-copies" { 2 } else { 1 };
         let found = assert_worst(&with_faults(small(devices), &flip), name, Verdict::Fail);
         assert!(found.detail.contains("expected 0x"), "{}", found.detail);
+    }
+}
+
+#[test]
+fn a_wrong_bit_of_any_gate_fails_and_names_the_float_and_what_was_expected() {
+    for name in ["gates", "gates-under-load"] {
+        for skip in [0, 33] {
+            let flip = format!(r#"{{"at":"launch","skip":{skip},"kind":"bit_flip"}}"#);
+            let found = assert_worst(&with_faults(small(2), &flip), name, Verdict::Fail);
+            assert!(found.detail.contains("was expected"), "{}", found.detail);
+            assert_eq!(found.device.as_deref(), Some("gpu0<->gpu1"));
+        }
+        // A device that dies among gates fails, and the other's kernel ends.
+        let lost = r#"{"at":"launch","device":1,"skip":9,"kind":"lost"}"#;
+        assert_worst(&with_faults(small(2), lost), name, Verdict::Fail);
+        let mut config = small(2);
+        let [from, to] = [0, 1].map(|index| DeviceId::new(index).unwrap());
+        config.set_link(
+            to,
+            from,
+            Link {
+                access: PeerAccess::Broken,
+                ..Link::nvlink()
+            },
+        );
+        assert_worst(&subject(config), name, Verdict::Skip);
     }
 }
 

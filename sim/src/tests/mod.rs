@@ -1,7 +1,6 @@
 //! The backend trait on simulated machines.
 
 mod faults;
-mod gates;
 mod instruments;
 mod launch;
 mod memory;

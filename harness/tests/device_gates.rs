@@ -1,4 +1,6 @@
-//! Gate kernels, which wait for each other, and work behind them.
+//! Gates between two devices: kernels that wait for each other, and work behind them.
+
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,15 +8,17 @@ use std::time::Duration;
 use ds4_engine::alloc::{Allocation, Allocator, AllocatorConfig, Request};
 use ds4_engine::backend::{Backend, BackendError};
 use ds4_engine::bytes::{GIB, MIB};
-use ds4_engine::device::{DeviceAddress, DeviceMask, StreamId};
+use ds4_engine::device::{DeviceAddress, DeviceId, DeviceMask, StreamId};
 use ds4_engine::device_gates::{DeviceGateError, DeviceGates};
 use ds4_kernels::gate::GateFailure;
-
-use super::*;
-use crate::{FaultKind, FaultPlan};
+use ds4_sim::{FaultKind, FaultPlan, Instruments, SimBackend, SimConfig};
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(20);
+
+fn gpu(index: usize) -> DeviceId {
+    DeviceId::new(index).unwrap()
+}
 
 /// Two ranks on two devices.
 struct Bed {
@@ -27,7 +31,7 @@ struct Bed {
 
 impl Bed {
     fn open(deadline: Duration) -> Self {
-        let sim = Arc::new(machine(2, GIB));
+        let sim = Arc::new(SimBackend::new(SimConfig::uniform(2, GIB)).unwrap());
         let any: Arc<dyn Backend> = Arc::clone(&sim) as Arc<dyn Backend>;
         let allocator = Allocator::new(any, AllocatorConfig::default()).unwrap();
         let gates = DeviceGates::open(&allocator, [gpu(0), gpu(1)], MIB, deadline).unwrap();
