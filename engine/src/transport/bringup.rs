@@ -3,9 +3,8 @@
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::collective::Joining;
@@ -13,11 +12,10 @@ use super::dialling::Dialling;
 use super::incoming::{Incoming, Judged};
 use super::path::Path;
 use super::probe::{self, Probe};
-use super::rank::{LinkError, Rank, Said, Sleepers};
+use super::rank::{LOOK, LinkError, Rank, Said, Sleepers};
 use super::shm::ShmPath;
 use super::sockets::same_host;
 use super::verbs::Side;
-use super::wait::timespec;
 use super::{Remote, Setup, ds4, roster, unix};
 use crate::nccl::Group;
 use crate::tp::session::{Dialect, Phase};
@@ -25,8 +23,6 @@ use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
 use crate::tp::trust::{Channel, Dial, Dialer, Key, Listener, SessionId};
 
-/// The most that a wait lasts before the wish to stop is looked at.
-const LOOK: Duration = Duration::from_millis(100);
 /// How long ranks of one host wait for each other at the shared memory.
 const MEMORY_NS: u64 = 2_000_000_000;
 
@@ -223,9 +219,7 @@ impl Meeting {
             self.dial_known(rank, now);
             rank.handle_time();
             if let Some(error) = rank.session.error() {
-                let last = self.dials.iter().find_map(|it| it.failure.as_ref());
-                let last = last.map(|why| format!("last attempt: {why}"));
-                return Err(LinkError::Session(error.clone(), last));
+                return Err(LinkError::Session(error.clone(), self.last_failure()));
             }
             if rank.session.phase() == Phase::Connecting || !told {
                 self.sleep(rank);
@@ -233,6 +227,15 @@ impl Meeting {
         }
         self.setup.listening = None;
         Ok(self)
+    }
+
+    /// Why the last attempts to connect failed, either way.
+    fn last_failure(&self) -> Option<String> {
+        let made = self.dials.iter().find_map(|it| it.failure.as_ref());
+        let made = made.map(|why| format!("last attempt: {why}"));
+        let both = made.into_iter().chain(self.incoming.door.failure());
+        let both = both.collect::<Vec<_>>().join("; ");
+        Some(both).filter(|why| !why.is_empty())
     }
 
     fn let_in(&mut self, rank: &mut Rank, now: Time, notice: &mut dyn FnMut(&str)) {
@@ -321,16 +324,13 @@ impl Meeting {
         };
         let listening = self.setup.listening.iter().flat_map(|it| &it.sockets);
         if self.session.is_some() {
-            fds.extend(listening.map(|it| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::IN)));
+            fds.extend(self.incoming.door.sleeps_on(listening));
         }
         let made = self.dials.iter().filter_map(Dialling::stream);
         for (stream, writes) in self.incoming.streams().chain(made) {
             fds.push(PollFd::from_borrowed_fd(stream.as_fd(), events(writes)));
         }
-        rank.push_control(&mut fds);
-        let limit = timespec(rank.nap(Time::NEVER, LOOK));
-        // An interrupted wait is a short one.
-        let _ = poll(&mut fds, Some(&limit));
+        rank.sleep(fds, LOOK);
     }
 
     /// Which of the offered transports work, by a probe of each on its own path.
