@@ -362,7 +362,7 @@ impl Meeting {
                 .paths()
                 .map(|(peer, path)| (Probe::new(&session, own, peer), path))
                 .collect();
-            match probe::run(&clock, due, &mut probes) {
+            match probe::run(&clock, due, &self.setup.stop, &mut probes) {
                 Ok(()) => proved.push(Transport::Tcp),
                 Err(why) => notice(&format!("the data connection failed its probe: {why}")),
             }
@@ -411,6 +411,7 @@ impl Meeting {
         let own = self.setup.config.rank;
         let side = Side::new(own, &self.setup.rdma, &talks_by, refusal);
         let (clock, session) = (rank.clock, self.session.unwrap_or_default());
+        let stop = &self.setup.stop;
         let mut pairings = Vec::new();
         for (peer, wire) in rank.data_wires_mut() {
             pairings.push(side.offer(clock, due, peer, wire)?);
@@ -428,6 +429,7 @@ impl Meeting {
                 probe::run(
                     &clock,
                     limit,
+                    stop,
                     &mut [(Probe::new(&session, own, peer), path)],
                 )
             };
@@ -494,7 +496,7 @@ impl Meeting {
             .iter_mut()
             .map(|(peer, path)| (Probe::new(&session, own, *peer), path))
             .collect();
-        probe::run(&clock, due, &mut probes)?;
+        probe::run(&clock, due, &self.setup.stop, &mut probes)?;
         drop(probes);
         self.memories = memories;
         Ok(())
