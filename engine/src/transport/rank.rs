@@ -355,7 +355,9 @@ impl Rank {
                 // The socket knows nothing of these bytes.
                 most = Duration::ZERO;
             }
-            let mut events = PollFlags::IN;
+            let mut events = PollFlags::empty();
+            // Nothing is read any more once the session has ended.
+            events.set(PollFlags::IN, !ended);
             events.set(
                 PollFlags::OUT,
                 !self.session.control_to_write(link.peer).is_empty(),
