@@ -1,41 +1,29 @@
 //! From nothing to a rank that passes gates.
 
-use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::event::{PollFd, PollFlags};
 
 use super::collective::Joining;
 use super::dialling::Dialling;
 use super::incoming::{Incoming, Judged};
 use super::path::Path;
 use super::probe::{self, Probe};
-use super::rank::{LinkError, Rank, Said, Sleepers};
-use super::shm::ShmPath;
+use super::rank::{LOOK, LinkError, Rank, Said, Sleepers};
+use super::setup::random;
 use super::sockets::same_host;
+use super::unix::{self, Handover};
 use super::verbs::Side;
-use super::wait::timespec;
-use super::{Remote, Setup, ds4, roster, unix};
+use super::{Remote, Setup, ds4, roster};
 use crate::nccl::Group;
 use crate::tp::session::{Dialect, Phase};
 use crate::tp::time::Time;
 use crate::tp::transport::{Transport, TransportSet};
-use crate::tp::trust::{Channel, Dial, Dialer, Key, Listener, SessionId};
+use crate::tp::trust::{Channel, Key, SessionId};
 
-/// The most that a wait lasts before the wish to stop is looked at.
-const LOOK: Duration = Duration::from_millis(100);
 /// How long ranks of one host wait for each other at the shared memory.
 const MEMORY_NS: u64 = 2_000_000_000;
-
-/// Random bytes of the system: numbers that are used once.
-fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    getrandom(&mut bytes, GetRandomFlags::empty())?;
-    Ok(bytes)
-}
 
 impl Rank {
     /// Brings a rank up: returns when gates may pass. `notice` is told in words what a person at
@@ -86,6 +74,8 @@ impl Rank {
             match heard {
                 Said::Probe(offered) => {
                     let proved = meeting.prove(self, offered, notice);
+                    // The wish to stop comes before a vote.
+                    self.handle_time();
                     let now = self.clock.now();
                     self.session.vote(now, proved);
                 }
@@ -223,9 +213,7 @@ impl Meeting {
             self.dial_known(rank, now);
             rank.handle_time();
             if let Some(error) = rank.session.error() {
-                let last = self.dials.iter().find_map(|it| it.failure.as_ref());
-                let last = last.map(|why| format!("last attempt: {why}"));
-                return Err(LinkError::Session(error.clone(), last));
+                return Err(LinkError::Session(error.clone(), self.last_failure()));
             }
             if rank.session.phase() == Phase::Connecting || !told {
                 self.sleep(rank);
@@ -235,18 +223,21 @@ impl Meeting {
         Ok(self)
     }
 
+    /// Why the last attempts to connect failed, either way.
+    fn last_failure(&self) -> Option<String> {
+        let made = self.dials.iter().find_map(|it| it.failure.as_ref());
+        let made = made.map(|why| format!("last attempt: {why}"));
+        let both = made.into_iter().chain(self.incoming.door.failure());
+        let both = both.collect::<Vec<_>>().join("; ");
+        Some(both).filter(|why| !why.is_empty())
+    }
+
     fn let_in(&mut self, rank: &mut Rank, now: Time, notice: &mut dyn FnMut(&str)) {
         let Some(session) = self.session else {
             return;
         };
-        let config = &self.setup.config;
-        let (own, ranks) = (config.rank, config.identity.layout.geometry().ranks);
-        let (key, seal) = (&self.setup.key, self.setup.encrypt);
-        let trust = || {
-            let nonce = random().ok()?;
-            let listener = Listener::new(key.clone(), own, ranks, session, nonce);
-            Some(listener.sealing(seal))
-        };
+        let own = self.setup.config.rank;
+        let trust = || self.setup.listener(session).ok();
         if let Some(listening) = &self.setup.listening {
             self.incoming
                 .accept(now, listening, self.setup.buffer_bytes, &trust);
@@ -278,7 +269,7 @@ impl Meeting {
         let config = self.setup.config;
         let setup = &self.setup;
         let trust =
-            |remote: &Remote, channel| dialer(setup, remote.rank, channel, session).map(Some);
+            |remote: &Remote, channel| setup.dialer(remote.rank, channel, session).map(Some);
         let mut proven = Vec::new();
         for dialling in &mut self.dials {
             if let Some(made) = dialling.step(now, &trust).map_err(LinkError::Setup)? {
@@ -321,16 +312,13 @@ impl Meeting {
         };
         let listening = self.setup.listening.iter().flat_map(|it| &it.sockets);
         if self.session.is_some() {
-            fds.extend(listening.map(|it| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::IN)));
+            fds.extend(self.incoming.door.sleeps_on(listening));
         }
         let made = self.dials.iter().filter_map(Dialling::stream);
         for (stream, writes) in self.incoming.streams().chain(made) {
             fds.push(PollFd::from_borrowed_fd(stream.as_fd(), events(writes)));
         }
-        rank.push_control(&mut fds);
-        let limit = timespec(rank.nap(Time::NEVER, LOOK));
-        // An interrupted wait is a short one.
-        let _ = poll(&mut fds, Some(&limit));
+        rank.sleep(fds, LOOK);
     }
 
     /// Which of the offered transports work, by a probe of each on its own path.
@@ -374,7 +362,7 @@ impl Meeting {
                 .paths()
                 .map(|(peer, path)| (Probe::new(&session, own, peer), path))
                 .collect();
-            match probe::run(&clock, due, &mut probes) {
+            match probe::run(&clock, due, &self.setup.stop, &mut probes) {
                 Ok(()) => proved.push(Transport::Tcp),
                 Err(why) => notice(&format!("the data connection failed its probe: {why}")),
             }
@@ -423,6 +411,7 @@ impl Meeting {
         let own = self.setup.config.rank;
         let side = Side::new(own, &self.setup.rdma, &talks_by, refusal);
         let (clock, session) = (rank.clock, self.session.unwrap_or_default());
+        let stop = &self.setup.stop;
         let mut pairings = Vec::new();
         for (peer, wire) in rank.data_wires_mut() {
             pairings.push(side.offer(clock, due, peer, wire)?);
@@ -440,6 +429,7 @@ impl Meeting {
                 probe::run(
                     &clock,
                     limit,
+                    stop,
                     &mut [(Probe::new(&session, own, peer), path)],
                 )
             };
@@ -492,36 +482,21 @@ impl Meeting {
             return Err(format!("rank {peer} is on another host"));
         }
         let session = self.session.unwrap_or_default();
-        let clock = rank.clock;
-        let due = clock.now().after(MEMORY_NS);
-        let (setup, config) = (&self.setup, self.setup.config);
-        let (own, ranks) = (config.rank, config.identity.layout.geometry().ranks);
-        let words = |error: io::Error| error.to_string();
-        let mut memories = Vec::new();
-        for peer in 0..own {
-            let dialer = dialer(setup, peer, Channel::Data, session).map_err(words)?;
-            let bell = unix::connect(&clock, &session, peer, dialer).map_err(words)?;
-            let path = ShmPath::receive(bell).map_err(words)?;
-            memories.push((peer, Path::Shm(Box::new(path))));
-        }
-        while memories.len() < streams.len() {
-            let listener = self.unix.as_ref().ok_or("no socket to hand it over")?;
-            let trust = || {
-                let listener = Listener::new(setup.key.clone(), own, ranks, session, random()?);
-                Ok(listener.sealing(setup.encrypt))
-            };
-            let (peer, bell) = unix::accept(&clock, due, listener, &trust, &|peer| {
-                peer > own && memories.iter().all(|(there, _)| *there != peer)
-            })
-            .map_err(words)?;
-            let path = ShmPath::create(bell).map_err(words)?;
-            memories.push((peer, Path::Shm(Box::new(path))));
-        }
+        let (clock, own) = (rank.clock, self.setup.config.rank);
+        // A part of the deadline of the vote, so that time is left for the others.
+        let share_ns = self.setup.config.deadlines.hello_ns / 5;
+        let due = clock.now().after(share_ns.min(MEMORY_NS));
+        let handover = Handover::new(&self.setup, session, self.unix.as_ref());
+        let met = handover.run(&clock, due)?;
+        let paths = met
+            .into_iter()
+            .map(|(peer, path)| (peer, Path::Shm(Box::new(path))));
+        let mut memories: Vec<(u32, Path)> = paths.collect();
         let mut probes: Vec<(Probe, &mut Path)> = memories
             .iter_mut()
             .map(|(peer, path)| (Probe::new(&session, own, *peer), path))
             .collect();
-        probe::run(&clock, due, &mut probes)?;
+        probe::run(&clock, due, &self.setup.stop, &mut probes)?;
         drop(probes);
         self.memories = memories;
         Ok(())
@@ -547,19 +522,4 @@ fn demand_secrecy(setup: &mut Setup) -> Result<(), LinkError> {
         return Err(LinkError::Setup(why.to_owned()));
     }
     Ok(())
-}
-
-fn dialer(setup: &Setup, peer: u32, channel: Channel, session: SessionId) -> io::Result<Dialer> {
-    let session = match channel {
-        Channel::Control => SessionId::default(),
-        Channel::Data => session,
-    };
-    let dial = Dial {
-        channel,
-        own: setup.config.rank,
-        peer,
-        ranks: setup.config.identity.layout.geometry().ranks,
-        session,
-    };
-    Ok(Dialer::new(setup.key.clone(), dial, random()?).sealing(setup.encrypt))
 }

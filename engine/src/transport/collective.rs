@@ -7,11 +7,10 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::path::Path;
 use super::rank::{LOOK, LinkError, Rank, Sleepers, is_gone};
-use super::wait::timespec;
 use crate::backend::driver::Vendor;
 use crate::backend::{Backend as _, BackendError};
 use crate::device::DeviceAddress;
@@ -339,10 +338,7 @@ impl Rank {
                 fds.push(PollFd::from_borrowed_fd(stream, PollFlags::RDHUP));
             }
         }
-        self.push_control(&mut fds);
-        let limit = timespec(self.nap(due, LOOK));
-        // An interrupted wait is a short one.
-        let _ = poll(&mut fds, Some(&limit));
+        self.sleep(fds, self.clock.until(due, LOOK));
     }
 }
 

@@ -1,11 +1,11 @@
 //! Connections that this rank makes: every address of the name, again and again until one answers.
 
 use std::collections::VecDeque;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use super::Remote;
-use super::incoming::PROOF_NS;
+use super::door::PROOF_NS;
 use super::path::is_later;
 use super::sockets::{dial, dialled, resolve, tune};
 use super::wire::Wire;
@@ -160,7 +160,8 @@ impl Dialling {
     }
 }
 
-fn prove(stream: &mut TcpStream, dialer: &mut Dialer) -> io::Result<Step> {
+/// Moves the bytes of a handshake; [`Step::More`] while the other side has not answered.
+pub(super) fn prove(stream: &mut (impl Read + Write), dialer: &mut Dialer) -> io::Result<Step> {
     loop {
         while !dialer.to_write().is_empty() {
             match stream.write(dialer.to_write()) {

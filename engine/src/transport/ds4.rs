@@ -6,27 +6,22 @@
 //! from the address of the control connection.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::Setup;
 use super::dialling::Dialling;
+use super::door::{AT_ONCE, Door, PROOF_NS};
 use super::rank::{LOOK, LinkError, Rank, Said, Sleepers};
 use super::sockets::tune;
-use super::wait::timespec;
 use super::wire::Wire;
 use crate::tp::session::Phase;
 use crate::tp::time::Time;
 use crate::tp::transport::Transport;
 use crate::tp::trust::Channel;
 use crate::tp::v7;
-
-/// How long a connection may take to say its hello.
-const HELLO_NS: u64 = 5_000_000_000;
-/// How many may be at it at once; beyond, the oldest must go.
-const AT_ONCE: usize = 64;
 
 /// Brings a rank up beside another one of ds4's own protocol.
 pub(super) fn open(setup: Setup, notice: &mut dyn FnMut(&str)) -> Result<Rank, LinkError> {
@@ -64,6 +59,29 @@ fn become_ready(rank: &mut Rank) -> Result<(), LinkError> {
     }
 }
 
+fn lead(setup: Setup, rank: &mut Rank, notice: &mut dyn FnMut(&str)) -> Result<(), LinkError> {
+    let mut lobby = Lobby::default();
+    while rank.session.phase() == Phase::Connecting {
+        let now = rank.clock.now();
+        lobby.let_in(&setup, rank, now, notice);
+        lobby.judge(rank, now, notice);
+        step(rank, now, lobby.door.failure())?;
+        if rank.session.phase() == Phase::Connecting {
+            rank.sleep(lobby.sleepers(&setup), LOOK);
+        }
+    }
+    Ok(())
+}
+
+/// Who waits at the leader's port.
+#[derive(Default)]
+struct Lobby {
+    door: Door,
+    guests: Vec<Guest>,
+    /// From where the rank that has greeted came.
+    peer: Option<IpAddr>,
+}
+
 /// A connection that has said nothing yet, or not enough.
 struct Guest {
     stream: TcpStream,
@@ -71,68 +89,62 @@ struct Guest {
     until: Time,
 }
 
-fn lead(setup: Setup, rank: &mut Rank, notice: &mut dyn FnMut(&str)) -> Result<(), LinkError> {
-    let mut guests: Vec<Guest> = Vec::new();
-    let mut peer: Option<IpAddr> = None;
-    while rank.session.phase() == Phase::Connecting {
-        let now = rank.clock.now();
-        let sockets = setup.listening.iter().flat_map(|it| &it.sockets);
-        for socket in sockets.clone() {
-            // A bound, so that a flood of connections cannot keep the rank here.
-            for _ in 0..AT_ONCE {
-                let Ok((stream, from)) = socket.accept() else {
-                    break;
-                };
-                if tune(&stream, setup.buffer_bytes).is_err() {
-                    continue;
-                }
-                match peer {
-                    None => guests.push(Guest {
-                        stream,
-                        from,
-                        until: now.after(HELLO_NS),
-                    }),
-                    Some(ip) if ip == from.ip() && rank.session.greeted(1) => {
-                        if rank.attach(now, 1, Channel::Data, Wire::new(stream, None)) {
-                            notice("rank 1: data connection is there");
-                        }
-                    }
-                    Some(_) => notice(&format!("refused a connection from {from}: not the peer")),
-                }
+impl Lobby {
+    /// Takes the connections that wait: guests, and once the peer is known its data connection.
+    fn let_in(&mut self, setup: &Setup, rank: &mut Rank, now: Time, notice: &mut dyn FnMut(&str)) {
+        let (guests, peer) = (&mut self.guests, self.peer);
+        let enter = |(stream, from): (TcpStream, SocketAddr)| {
+            if tune(&stream, setup.buffer_bytes).is_err() {
+                return;
             }
-        }
-        if guests.len() > AT_ONCE {
-            guests.drain(..guests.len().saturating_sub(AT_ONCE));
-        }
-        for guest in std::mem::take(&mut guests) {
+            match peer {
+                None => guests.push(Guest {
+                    stream,
+                    from,
+                    until: now.after(PROOF_NS),
+                }),
+                Some(ip) if ip == from.ip() && rank.session.greeted(1) => {
+                    if rank.attach(now, 1, Channel::Data, Wire::new(stream, None)) {
+                        notice("rank 1: data connection is there");
+                    }
+                }
+                Some(_) => notice(&format!("refused a connection from {from}: not the peer")),
+            }
+        };
+        let sockets = setup.listening.iter().flat_map(|it| &it.sockets);
+        self.door.open(sockets, TcpListener::accept, enter);
+        let beyond = self.guests.len().saturating_sub(AT_ONCE);
+        self.guests.drain(..beyond);
+    }
+
+    /// Looks what the guests have said. The first one that greets is the peer; who was there before it
+    /// is not its data connection.
+    fn judge(&mut self, rank: &mut Rank, now: Time, notice: &mut dyn FnMut(&str)) {
+        for guest in std::mem::take(&mut self.guests) {
             match guest.judge(now) {
-                Judged::Waits => guests.push(guest),
+                Judged::Waits => self.guests.push(guest),
                 Judged::Gone(why) => {
                     notice(&format!("refused a connection from {}: {why}", guest.from));
                 }
-                Judged::Greets if peer.is_none() => {
-                    peer = Some(guest.from.ip());
+                Judged::Greets => {
+                    self.peer = Some(guest.from.ip());
                     rank.attach(now, 1, Channel::Control, Wire::new(guest.stream, None));
                     notice("rank 1: control connection is there");
+                    self.guests.clear();
+                    return;
                 }
-                Judged::Greets => {}
             }
         }
-        if peer.is_some() {
-            // Who was there before the peer is not its data connection.
-            guests.clear();
-        }
-        step(rank, now, None)?;
-        if rank.session.phase() == Phase::Connecting {
-            let mut fds = Sleepers::new();
-            fds.extend(sockets.map(|it| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::IN)));
-            // Half a hello keeps a socket readable: it is looked at again after a while.
-            let quiet = guests.iter().filter(|guest| guest.said() == 0);
-            fds.extend(quiet.map(|it| PollFd::from_borrowed_fd(it.stream.as_fd(), PollFlags::IN)));
-            sleep(rank, fds);
-        }
     }
-    Ok(())
+
+    fn sleepers<'a>(&'a self, setup: &'a Setup) -> Sleepers<'a> {
+        let sockets = setup.listening.iter().flat_map(|it| &it.sockets);
+        let mut fds: Sleepers<'a> = self.door.sleeps_on(sockets).collect();
+        // Half a hello keeps a socket readable: it is looked at again after a while.
+        let quiet = self.guests.iter().filter(|guest| guest.said() == 0);
+        fds.extend(quiet.map(|it| PollFd::from_borrowed_fd(it.stream.as_fd(), PollFlags::IN)));
+        fds
+    }
 }
 
 enum Judged {
@@ -194,7 +206,7 @@ fn follow(setup: Setup, rank: &mut Rank, notice: &mut dyn FnMut(&str)) -> Result
         } else if rank.session.phase() == Phase::Connecting {
             let stream = dialling.as_ref().and_then(Dialling::stream);
             let fds = stream.map(|(it, _)| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::OUT));
-            sleep(rank, fds.into_iter().collect());
+            rank.sleep(fds.into_iter().collect(), LOOK);
         }
     }
     Ok(())
@@ -207,11 +219,4 @@ fn step(rank: &mut Rank, now: Time, last: Option<String>) -> Result<(), LinkErro
         Some(error) => Err(LinkError::Session(error.clone(), last)),
         None => Ok(()),
     }
-}
-
-fn sleep<'a>(rank: &'a Rank, mut fds: Sleepers<'a>) {
-    rank.push_control(&mut fds);
-    let limit = timespec(rank.nap(Time::NEVER, LOOK));
-    // An interrupted wait is a short one.
-    let _ = poll(&mut fds, Some(&limit));
 }

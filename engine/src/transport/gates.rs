@@ -2,12 +2,11 @@
 
 use super::path::is_later;
 use super::rank::{LOOK, Link, LinkError, Rank, Sleepers, lost};
-use super::wait::timespec;
 use crate::tp::schedule::Gate;
 use crate::tp::session::Wants;
 use crate::tp::time::Time;
 use crate::tp::trust::Channel;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use std::os::fd::AsFd as _;
 
 impl Rank {
@@ -249,9 +248,6 @@ impl Rank {
             }
             due = due.min(link.path.due());
         }
-        self.push_control(&mut fds);
-        let limit = timespec(self.nap(due, LOOK));
-        // An interrupted wait is a short one.
-        let _ = poll(&mut fds, Some(&limit));
+        self.sleep(fds, self.clock.until(due, LOOK));
     }
 }

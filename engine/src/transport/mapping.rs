@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::{Resource, getrlimit};
 
 /// Shared memory of a fixed size.
 #[derive(Debug)]
@@ -31,12 +32,28 @@ fn seals() -> SealFlags {
     SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
 }
 
+/// Asks before the system does: it would end the process with a signal, not refuse.
+fn demand_size(bytes: usize) -> io::Result<()> {
+    let limit = getrlimit(Resource::Fsize).current;
+    match limit.filter(|limit| u64::try_from(bytes).is_ok_and(|bytes| bytes > *limit)) {
+        None => Ok(()),
+        Some(limit) => Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!(
+                "it takes a file of {bytes} bytes in memory, and the limit of a file (RLIMIT_FSIZE) is \
+                 {limit}: raise it with `ulimit -f`, or use tcp"
+            ),
+        )),
+    }
+}
+
 impl Mapping {
     /// New memory, zeroed, and the file that stands for it: send it to who shall share it.
     ///
     /// # Errors
-    /// The system's.
+    /// The process may not have files of that size; or the system's.
     pub fn create(bytes: usize) -> io::Result<(Self, OwnedFd)> {
+        demand_size(bytes)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("ds4-gates", flags)?;
         ftruncate(&file, u64::try_from(bytes).unwrap_or(u64::MAX))?;
@@ -156,5 +173,33 @@ mod tests {
         assert!(one.word(4).is_none() && one.word(8192).is_none());
         assert!(Mapping::open(&file, 4096).is_err(), "another size");
         assert!(ftruncate(&file, 0).is_err(), "sealed");
+    }
+
+    /// The limit holds for a whole process and its excess ends it, so the test runs itself in another.
+    #[test]
+    fn a_limit_of_files_below_the_size_is_an_error_that_names_both() {
+        const CHILD: &str = "DS4_TEST_FILE_LIMIT";
+        if std::env::var_os(CHILD).is_some() {
+            let mut limit = getrlimit(Resource::Fsize);
+            limit.current = Some(4096);
+            rustix::process::setrlimit(Resource::Fsize, limit).unwrap();
+            assert!(Mapping::create(4096).is_ok());
+            let why = Mapping::create(8192).unwrap_err().to_string();
+            assert!(
+                why.contains("8192") && why.contains("(RLIMIT_FSIZE) is 4096"),
+                "{why}"
+            );
+            return;
+        }
+        let name = "transport::mapping::tests::a_limit_of_files_below_the_size_is_an_error_that_names_both";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let ran = child.args(["--exact", name]).env(CHILD, "1").output();
+        let ran = ran.unwrap();
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(
+            ran.status.success() && said.contains("1 passed"),
+            "{}: {said}",
+            ran.status
+        );
     }
 }

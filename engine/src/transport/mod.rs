@@ -17,6 +17,7 @@ mod bringup;
 mod clock;
 mod collective;
 mod dialling;
+mod door;
 mod ds4;
 #[cfg(test)]
 mod ds4_tests;

@@ -6,6 +6,7 @@
 //! nothing of it is left when the first gate comes.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, poll};
@@ -80,10 +81,12 @@ impl Probe {
     }
 }
 
-/// Runs all probes at once until they are done, one fails, or the time is over.
+/// Runs all probes at once until they are done, one fails, the user wants to stop, or the time is
+/// over.
 pub(super) fn run(
     clock: &Clock,
     due: Time,
+    stop: &AtomicBool,
     probes: &mut [(Probe, &mut Path)],
 ) -> Result<(), String> {
     loop {
@@ -94,6 +97,9 @@ pub(super) fn run(
         }
         if probes.iter().all(|(probe, _)| probe.done()) {
             return Ok(());
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err("interrupted".to_owned());
         }
         if clock.now() >= due {
             return Err("its bytes did not come in time".to_owned());
@@ -137,4 +143,24 @@ pub(super) fn pattern(session: &SessionId, from: u32, to: u32) -> Vec<u8> {
             .to_le_bytes()
     });
     words.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::transport::wire::Wire;
+
+    #[test]
+    fn the_wish_to_stop_ends_the_probe_of_a_silent_peer() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut path = Path::Tcp(Wire::new(stream, None));
+        let mut probes = [(Probe::new(&SessionId::default(), 0, 1), &mut path)];
+        let stop = AtomicBool::new(true);
+        let ended = run(&Clock::start(), Time::NEVER, &stop, &mut probes);
+        assert_eq!(ended, Err("interrupted".to_owned()));
+    }
 }

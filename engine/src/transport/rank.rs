@@ -193,11 +193,8 @@ impl Rank {
             let since = *idle_since.get_or_insert(now);
             if now.since(since) >= self.wait.spin_ns {
                 let mut fds = Sleepers::new();
-                self.push_control(&mut fds);
                 let due = self.push_tended(&mut fds);
-                let limit = timespec(self.nap(due, LOOK));
-                // An interrupted wait is a short one.
-                let _ = poll(&mut fds, Some(&limit));
+                self.sleep(fds, self.clock.until(due, LOOK));
             }
         }
     }
@@ -283,10 +280,7 @@ impl Rank {
             if over || !ended {
                 return;
             }
-            let mut fds = Sleepers::new();
-            self.push_control(&mut fds);
-            // An interrupted wait is a short one.
-            let _ = poll(&mut fds, Some(&timespec(Duration::from_millis(20))));
+            self.sleep(Sleepers::new(), Duration::from_millis(20));
         }
     }
 
@@ -351,21 +345,19 @@ impl Rank {
             })
     }
 
-    /// How long to wait for the control connections, and no longer than to a time: not at all, if
-    /// one holds bytes of which its socket knows nothing.
-    pub(super) fn nap(&self, due: Time, most: Duration) -> Duration {
-        let mut open = self.control.iter().filter(|link| link.open);
-        if open.any(|link| link.wire.holds()) {
-            return Duration::ZERO;
-        }
-        let due = due.min(self.session.next_deadline());
-        self.clock.until(due, most)
-    }
-
-    /// Adds the control connections to what is waited for.
-    pub(super) fn push_control<'a>(&'a self, fds: &mut Sleepers<'a>) {
+    /// Sleeps until one of `fds` or a control connection is ready, a deadline of the session has come,
+    /// or `most` is over.
+    pub(super) fn sleep<'a>(&'a self, mut fds: Sleepers<'a>, most: Duration) {
+        let ended = matches!(self.session.phase(), Phase::Closed | Phase::Failed);
+        let mut most = self.clock.until(self.session.next_deadline(), most);
         for link in self.control.iter().filter(|link| link.open) {
-            let mut events = PollFlags::IN;
+            if link.wire.holds() && !ended {
+                // The socket knows nothing of these bytes.
+                most = Duration::ZERO;
+            }
+            let mut events = PollFlags::empty();
+            // Nothing is read any more once the session has ended.
+            events.set(PollFlags::IN, !ended);
             events.set(
                 PollFlags::OUT,
                 !self.session.control_to_write(link.peer).is_empty(),
@@ -373,6 +365,8 @@ impl Rank {
             let stream = link.wire.stream().as_fd();
             fds.push(PollFd::from_borrowed_fd(stream, events));
         }
+        // An interrupted wait is a short one.
+        let _ = poll(&mut fds, Some(&timespec(most)));
     }
 
     /// Reads the control connections, takes events, lets time pass, and writes what comes of all

@@ -3,12 +3,21 @@
 use std::io;
 use std::sync::Arc;
 
+use rustix::rand::{GetRandomFlags, getrandom};
+
 use super::{Listening, Rdma, Remote, Setup, Wait};
 use crate::tp::hello::Identity;
 use crate::tp::session::Config;
-use crate::tp::trust::Key;
+use crate::tp::trust::{Channel, Dial, Dialer, Key, Listener, SessionId};
 
 const LOOPBACK: &str = "127.0.0.1";
+
+/// Random bytes of the system: numbers that are used once.
+pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(bytes)
+}
 
 impl Setup {
     /// A rank with the usual choices: it waits as suits its group, sockets have the system's
@@ -55,5 +64,33 @@ impl Setup {
             setups.push(setup);
         }
         Ok(setups)
+    }
+
+    /// The proof of a connection that a higher rank makes.
+    pub(super) fn listener(&self, session: SessionId) -> io::Result<Listener> {
+        let ranks = self.config.identity.layout.geometry().ranks;
+        let (key, own) = (self.key.clone(), self.config.rank);
+        Ok(Listener::new(key, own, ranks, session, random()?).sealing(self.encrypt))
+    }
+
+    /// The proof of a connection to a lower rank.
+    pub(super) fn dialer(
+        &self,
+        peer: u32,
+        channel: Channel,
+        session: SessionId,
+    ) -> io::Result<Dialer> {
+        let session = match channel {
+            Channel::Control => SessionId::default(),
+            Channel::Data => session,
+        };
+        let dial = Dial {
+            channel,
+            own: self.config.rank,
+            peer,
+            ranks: self.config.identity.layout.geometry().ranks,
+            session,
+        };
+        Ok(Dialer::new(self.key.clone(), dial, random()?).sealing(self.encrypt))
     }
 }

@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
@@ -51,7 +51,7 @@ enum Word {
 }
 
 impl ShmPath {
-    /// Creates the memory and sends it over a proven socket, which blocks until its timeout.
+    /// Creates the memory and sends it over a proven socket, which has room for it.
     pub(super) fn create(bell: UnixStream) -> io::Result<Self> {
         let (map, file) = Mapping::create(WHOLE_BYTES)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -69,26 +69,13 @@ impl ShmPath {
         Self::new(map, bell, 0)
     }
 
-    /// Takes the memory that the peer sends over a proven socket.
+    /// Takes the memory that the peer sends over a proven socket, which blocks.
     pub(super) fn receive(bell: UnixStream) -> io::Result<Self> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut rights = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        recvmsg(
-            &bell,
-            &mut [IoSliceMut::new(&mut byte)],
-            &mut rights,
-            RecvFlags::CMSG_CLOEXEC,
-        )?;
-        let mut files: Vec<OwnedFd> = Vec::new();
-        for message in rights.drain() {
-            if let RecvAncillaryMessage::ScmRights(sent) = message {
-                files.extend(sent);
-            }
-        }
-        let file = files
-            .first()
-            .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "the peer sent no memory"))?;
+        Self::open(&take_file(&bell)?, bell)
+    }
+
+    /// The memory that the peer sent over a proven socket.
+    pub(super) fn open(file: &OwnedFd, bell: UnixStream) -> io::Result<Self> {
         Self::new(Mapping::open(file, WHOLE_BYTES)?, bell, 1)
     }
 
@@ -255,6 +242,37 @@ impl ShmPath {
     const fn ring(&self, side: usize) -> usize {
         WORDS_BYTES + side * RING_BYTES
     }
+}
+
+/// The file that the peer sends over a proven socket.
+///
+/// # Errors
+/// [`ErrorKind::WouldBlock`] while it has not; anything else is final.
+pub(super) fn take_file(bell: &UnixStream) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let came = recvmsg(
+        bell,
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut rights,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let mut files: Vec<OwnedFd> = Vec::new();
+    for message in rights.drain() {
+        if let RecvAncillaryMessage::ScmRights(sent) = message {
+            files.extend(sent);
+        }
+    }
+    let why = if came.bytes == 0 {
+        "the peer went away and sent no memory"
+    } else if came.flags.contains(ReturnFlags::CTRUNC) {
+        "no descriptor is left for the peer's memory: too many open files"
+    } else {
+        "the peer sent no memory"
+    };
+    let file = files.into_iter().next();
+    file.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, why))
 }
 
 fn place(count: u64) -> usize {

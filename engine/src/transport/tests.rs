@@ -1,5 +1,7 @@
 //! Ranks of one process over real sockets.
 
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::thread;
 
 use super::*;
@@ -255,6 +257,46 @@ fn a_peer_that_dies_is_noticed_at_once_in_a_gate_and_while_idle() {
         drop(Rank::open(worker, &mut |_| {}).unwrap());
         leader.join().unwrap();
     }
+}
+
+/// The abstract sockets by which ranks of this process hand over shared memory.
+fn memory_sockets() -> Vec<SocketAddr> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = open.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    let own: Vec<String> = links.map(|it| it.to_string_lossy().into_owned()).collect();
+    let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let named = all.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace().skip(6);
+        let (inode, name) = (fields.next()?, fields.next()?.strip_prefix('@')?);
+        let ours = own.contains(&format!("socket:[{inode}]"));
+        (ours && name.starts_with("ds4-tp-")).then(|| name.to_owned())
+    });
+    named
+        .map(|name| SocketAddr::from_abstract_name(name).unwrap())
+        .collect()
+}
+
+#[test]
+fn strangers_at_the_socket_of_shared_memory_keep_no_rank_from_it() {
+    let transports = [Transport::Shm, Transport::Tcp];
+    let [leader, worker]: [Setup; 2] = setups(2, &transports).try_into().unwrap();
+    let leader = thread::spawn(move || {
+        let mut strangers = Vec::new();
+        let mut notice = |_: &str| {
+            // More than may be at it at once; they stay and say nothing.
+            for address in memory_sockets() {
+                let more = (0..40).map(|_| UnixStream::connect_addr(&address).unwrap());
+                strangers.extend(more);
+            }
+        };
+        let mut rank = Rank::open(leader, &mut notice).unwrap();
+        assert_eq!(rank.chosen().0, Transport::Shm, "{}", rank.chosen().1);
+        assert!(strangers.len() >= 80);
+        rank.finish().unwrap();
+    });
+    let mut rank = Rank::open(worker, &mut |_| {}).unwrap();
+    assert!(matches!(rank.hear().unwrap(), Said::Finished));
+    leader.join().unwrap();
 }
 
 #[test]

@@ -34,6 +34,9 @@ use crate::stopwatch::Stopwatch;
 const SESSION: u64 = 1;
 /// Tokens of the prompt, whose vectors pass each gate at once.
 const PROMPT: usize = 8;
+/// The most tokens of a prompt whose vectors a rank holds at once, as many as the reference's region for
+/// them: a command of a few bytes a token must not take the memory of all their vectors at its word.
+const PROMPT_MAX: usize = 8192;
 /// Drafts that are judged in one batch at the end.
 const DRAFTS: u32 = 3;
 
@@ -229,6 +232,16 @@ impl Memory<'_> {
             GateKind::Big { .. } => None,
         }
     }
+}
+
+/// The bytes of a gate that a prompt passes: as many vectors of the own width as it has tokens.
+fn prompt_bytes(layout: &SlabLayout, tokens: usize) -> Result<u64, String> {
+    if tokens > PROMPT_MAX {
+        return Err(format!(
+            "a prompt of {tokens} tokens; this rank has room for the vectors of {PROMPT_MAX} at once"
+        ));
+    }
+    Ok(layout.vec_bytes().saturating_mul(tokens as u64))
 }
 
 fn slot(gate: Gate) -> u64 {
@@ -464,7 +477,7 @@ impl Worker<'_> {
     }
 
     fn prompt(&mut self, tokens: usize) -> Result<(), End> {
-        let bytes = self.memory.layout.vec_bytes().saturating_mul(tokens as u64);
+        let bytes = prompt_bytes(&self.memory.layout, tokens).map_err(End::Wrong)?;
         self.work(Work::Prompt { bytes })
     }
 
@@ -497,7 +510,7 @@ impl Worker<'_> {
             (None, GateKind::Row | GateKind::Batch { .. }) => 0,
         };
         if bytes > u64::from(GATE_BYTES_MAX) {
-            // Before memory is taken for it: the peer chose the size.
+            // Before memory is taken for it: the peer chose the number of its vectors.
             return Err(End::Wrong(format!(
                 "{gate} has {bytes} bytes, and a gate at most {GATE_BYTES_MAX}"
             )));
@@ -591,4 +604,21 @@ fn share_bytes(rank: &Rank, of: u32) -> usize {
 
 fn unexpected(what: &str) -> End {
     End::Wrong(format!("{what} came that was not expected"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ds4_engine::tp::slab::SlabGeometry;
+
+    #[test]
+    fn the_longest_prompt_of_a_command_takes_no_memory() {
+        let layout = SlabLayout::aligned(SlabGeometry::new(43, 4096)).unwrap();
+        assert_eq!(prompt_bytes(&layout, PROMPT_MAX), Ok(128 << 20));
+        // What a SYNC of 4 MiB can hold, and what stays below a gate's limit.
+        for tokens in [1 << 20, 1 << 16, PROMPT_MAX + 1] {
+            let why = prompt_bytes(&layout, tokens).unwrap_err();
+            assert!(why.contains(&tokens.to_string()), "{why}");
+        }
+    }
 }

@@ -194,11 +194,7 @@ impl Session {
         let Some(current) = self.current else {
             return GateState::Done;
         };
-        let done = match &self.round {
-            None => self.data.iter().all(super::DataLink::done),
-            Some(round) => round.all_came() && round.all_sent(),
-        };
-        if !done {
+        if self.data.iter().any(|link| self.gate_needs(link)) {
             return GateState::Under;
         }
         self.current = None;
