@@ -200,9 +200,10 @@ impl TpError {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         // What was told is passed on as it came, with the rank that was blamed first.
-        let (blamed, text) = match &self.cause {
-            Cause::Told { blamed, text, .. } => (*blamed, text.clone()),
-            cause => (self.rank, cause.to_string()),
+        let (blamed, text) = if let Cause::Told { blamed, text, .. } = &self.cause {
+            (*blamed, text.clone())
+        } else {
+            (self.rank, self.cause.to_string())
         };
         let mut end = text.len().min(TEXT_BYTES_MAX);
         while !text.is_char_boundary(end) {
