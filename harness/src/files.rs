@@ -1,8 +1,14 @@
-//! Writing files so that they are there whole or not at all.
+//! Writing files so that they are there whole or not at all, and reading none that never ends.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How long one look at a pipe that says nothing takes.
+const LOOK_MS: u16 = 100;
+/// After so many looks in vain, ten seconds, a pipe is given up.
+const LOOKS_MAX: u32 = 100;
 
 /// Files under temporary names, beside the names that [`Staged::finish`] gives them.
 ///
@@ -98,6 +104,108 @@ pub(crate) fn write_new(
     staged.finish()
 }
 
+/// Opens a file whose length and every place can be read: no folder, pipe or device.
+///
+/// # Errors
+/// What the file system reports; [`io::ErrorKind::InvalidInput`] for anything else than a file.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let file = open_now(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "it is a folder, pipe or device; name a regular file, to which a pipe's content was written",
+    ))
+}
+
+/// Reads a short text from a file or a pipe, of which no more than `bytes_max` is looked at.
+///
+/// # Errors
+/// What the file system reports; [`io::ErrorKind::Interrupted`] once `stop` is set;
+/// [`io::ErrorKind::TimedOut`] if a pipe says nothing for ten seconds.
+pub(crate) fn read_short(path: &Path, bytes_max: usize, stop: &AtomicBool) -> io::Result<String> {
+    read_looking(path, bytes_max, stop, LOOKS_MAX)
+}
+
+fn read_looking(
+    path: &Path,
+    bytes_max: usize,
+    stop: &AtomicBool,
+    looks_max: u32,
+) -> io::Result<String> {
+    let mut file = open_now(path)?;
+    let mut bytes = vec![0; bytes_max];
+    let (mut filled, mut looks, mut hung_up) = (0_usize, 0, false);
+    while let Some(free) = bytes.get_mut(filled..).filter(|free| !free.is_empty()) {
+        match file.read(free) {
+            // A pipe that nobody has opened yet to write to reads as one that has ended.
+            Ok(0) if filled > 0 || hung_up || file.metadata()?.is_file() => break,
+            Ok(0) => {}
+            Ok(count) => {
+                filled = filled.saturating_add(count);
+                continue;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
+        }
+        if looks >= looks_max {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "nobody writes to this pipe; start its writer first, or name a regular file",
+            ));
+        }
+        looks = looks.saturating_add(1);
+        hung_up = wait_for_bytes(&file)?;
+    }
+    bytes.truncate(filled);
+    String::from_utf8(bytes)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
+}
+
+/// Opens without waiting: for a pipe's other end, for example.
+#[cfg(unix)]
+fn open_now(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
+    fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)
+}
+
+#[cfg(not(unix))]
+fn open_now(path: &Path) -> io::Result<File> {
+    File::open(path)
+}
+
+/// Waits for a while; true if the last writer has gone.
+#[cfg(unix)]
+fn wait_for_bytes(file: &File) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(file, PollFlags::IN)];
+    let limit = Timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(LOOK_MS) * 1_000_000,
+    };
+    match poll(&mut fds, Some(&limit)) {
+        // A signal may be what sets the stop.
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let [fd] = fds;
+    Ok(fd.revents().contains(PollFlags::HUP))
+}
+
+#[cfg(not(unix))]
+fn wait_for_bytes(_file: &File) -> io::Result<bool> {
+    Ok(true)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
@@ -135,5 +243,45 @@ mod tests {
         assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&path).unwrap(), b"first");
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
+    }
+
+    fn pipe(folder: &Path) -> PathBuf {
+        let path = folder.join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        path
+    }
+
+    #[test]
+    fn a_pipe_is_no_regular_file_and_without_a_writer_it_is_given_up() {
+        let root = tempfile::tempdir().unwrap();
+        let path = pipe(root.path());
+        for path in [path.as_path(), root.path(), Path::new("/dev/zero")] {
+            let refused = open_regular(path).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+        }
+        let stop = AtomicBool::new(false);
+        let late = read_looking(&path, 64, &stop, 1).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut, "{late}");
+        let stop = AtomicBool::new(true);
+        let stopped = read_short(&path, 64, &stop).unwrap_err();
+        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted, "{stopped}");
+    }
+
+    #[test]
+    fn a_short_text_comes_whole_from_a_pipe_and_bounded_from_what_never_ends() {
+        let root = tempfile::tempdir().unwrap();
+        let path = pipe(root.path());
+        let stop = AtomicBool::new(false);
+        let text = std::thread::scope(|scope| {
+            scope.spawn(|| fs::write(&path, "key\n"));
+            read_short(&path, 64, &stop)
+        });
+        assert_eq!(text.unwrap(), "key\n");
+        let zeros = read_short(Path::new("/dev/zero"), 64, &stop).unwrap();
+        assert_eq!(zeros.len(), 64);
+        let empty = root.path().join("empty");
+        fs::write(&empty, "").unwrap();
+        assert_eq!(read_short(&empty, 64, &stop).unwrap(), "");
     }
 }

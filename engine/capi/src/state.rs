@@ -4,6 +4,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
+
 use crate::calls::{self, Call};
 use crate::failure::Failure;
 use crate::instance::Instance;
@@ -19,7 +21,7 @@ static CHANGE: Mutex<()> = Mutex::new(());
 pub(crate) fn with<T>(work: impl FnOnce(&Instance) -> Result<T, Failure>) -> Result<T, Failure> {
     let _call = Call::enter();
     let current = CURRENT.load(Ordering::SeqCst);
-    // SAFETY: it is null or from a `Box` that `close` takes apart only after `calls::wait`, that is
+    // SAFETY: it is null or from a `Box` that `close` takes apart only after its `wait`, that is
     // not while the call which loaded it runs.
     match unsafe { current.as_ref() } {
         Some(instance) => work(instance),
@@ -44,14 +46,25 @@ pub(crate) fn open(make: impl FnOnce() -> Result<Instance, Failure>) -> Result<(
 }
 
 /// Closes the allocator once no call runs any more; calls that come later find none.
+///
+/// # Errors
+/// [`Failure::NotInitialized`]; [`Failure::Driver`] where the system refuses the fence that it had
+/// granted, and then the allocator stays open; or what closing it reports.
 pub(crate) fn close() -> Result<(), Failure> {
+    close_after(calls::wait)
+}
+
+fn close_after(wait: impl FnOnce() -> Result<(), Errno>) -> Result<(), Failure> {
     let _changing = change();
     let current = CURRENT.swap(ptr::null_mut(), Ordering::SeqCst);
     if current.is_null() {
         return Err(Failure::NotInitialized);
     }
-    // Without knowing who still uses it, the memory is left as it is.
-    calls::wait().map_err(|errno| Failure::Driver(format!("membarrier failed: {errno}")))?;
+    if let Err(errno) = wait() {
+        // Nobody knows who still uses it: it stays, so that no second one is opened beside it.
+        CURRENT.store(current, Ordering::SeqCst);
+        return Err(Failure::Driver(format!("membarrier failed: {errno}")));
+    }
     // SAFETY: it came from a `Box`, no call sees it any more, and only one caller swaps it out.
     let instance = unsafe { Box::from_raw(current) };
     instance.close()
@@ -71,8 +84,24 @@ mod tests {
             .open(&[Ordinal(0), Ordinal(1)], AllocatorConfig::default())
     }
 
+    /// Held by each test: there is one allocator.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    #[test]
+    fn an_allocator_that_cannot_be_closed_stays_the_only_one() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        open(instance).unwrap();
+        let refused = close_after(|| Err(Errno::PERM));
+        assert!(matches!(refused, Err(Failure::Driver(_))), "{refused:?}");
+        assert_eq!(open(instance), Err(Failure::AlreadyInitialized));
+        assert_eq!(with(|_| Ok(())), Ok(()));
+        close().unwrap();
+        assert_eq!(close(), Err(Failure::NotInitialized));
+    }
+
     #[test]
     fn calls_find_the_allocator_whole_or_not_at_all_while_it_opens_and_closes() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (over, served) = (AtomicBool::new(false), AtomicU64::new(0));
         let call = || {
             with(|instance| {

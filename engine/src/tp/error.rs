@@ -199,7 +199,12 @@ impl TpError {
     /// The payload of an error frame.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let text = self.cause.to_string();
+        // What was told is passed on as it came, with the rank that was blamed first.
+        let (blamed, text) = if let Cause::Told { blamed, text, .. } = &self.cause {
+            (*blamed, text.clone())
+        } else {
+            (self.rank, self.cause.to_string())
+        };
         let mut end = text.len().min(TEXT_BYTES_MAX);
         while !text.is_char_boundary(end) {
             end = end.saturating_sub(1);
@@ -208,7 +213,7 @@ impl TpError {
         let mut out = Vec::with_capacity(ERROR_HEAD_BYTES.saturating_add(text.len()));
         out.extend_from_slice(&self.cause.code().to_le_bytes());
         out.extend_from_slice(&[self.at.gate.code(), 0]);
-        out.extend_from_slice(&self.rank.to_le_bytes());
+        out.extend_from_slice(&blamed.to_le_bytes());
         out.extend_from_slice(&self.at.layer.to_le_bytes());
         // The text's length is at most TEXT_BYTES_MAX.
         let length = u32::try_from(text.len()).unwrap_or(0);

@@ -23,7 +23,7 @@ pub enum Way {
 
 /// By what all ranks choose the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ways {
+pub struct SumLimits {
     /// The most bytes that leave a rank in one shot; beyond, the ring is taken.
     pub one_shot_bytes_max: u32,
     /// Bytes of a ring's piece, a multiple of 4: large enough to be worth a message, small enough
@@ -31,7 +31,7 @@ pub struct Ways {
     pub piece_bytes: u32,
 }
 
-impl Default for Ways {
+impl Default for SumLimits {
     /// Where each rank has a core of its own the two ways cross between 384 and 900 KiB out of each
     /// rank, with four and eight ranks, through shared memory and over TCP (measured,
     /// `golden/hardware/README.md`): hops count, of which a ring has 2 (N − 1). Where ranks share
@@ -44,7 +44,7 @@ impl Default for Ways {
     }
 }
 
-impl Ways {
+impl SumLimits {
     /// The way for a vector of `bytes` bytes.
     #[must_use]
     pub fn choose(&self, ranks: u32, bytes: u64) -> Way {
@@ -74,7 +74,7 @@ impl Ring {
     /// The place of `rank` when `ranks` ranks sum vectors of `bytes` bytes; none when there is no
     /// such rank, or more pieces than 16 bits can number.
     #[must_use]
-    pub fn new(ways: &Ways, rank: u32, ranks: u32, bytes: usize) -> Option<Self> {
+    pub fn new(ways: &SumLimits, rank: u32, ranks: u32, bytes: usize) -> Option<Self> {
         let ring = Self {
             rank,
             last: ranks

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn small_sums_go_straight_and_large_ones_round() {
-    let ways = Ways::default();
+    let ways = SumLimits::default();
     assert_eq!(ways.choose(2, 1 << 30), Way::OneShot);
     assert_eq!(ways.choose(8, 16 << 10), Way::OneShot);
     assert_eq!(ways.choose(8, 4 << 20), Way::Ring);
@@ -16,7 +16,7 @@ fn small_sums_go_straight_and_large_ones_round() {
 
 #[test]
 fn what_a_rank_sends_is_what_the_next_one_awaits_and_at_most_two_vectors() {
-    let ways = Ways::default();
+    let ways = SumLimits::default();
     for ranks in 2..=32 {
         for rank in 0..ranks {
             let here = Ring::new(&ways, rank, ranks, 1 << 20).unwrap();
@@ -34,7 +34,7 @@ proptest! {
     fn the_pieces_are_the_vector_without_gap_or_overlap(
         piece_bytes: u32, bytes in 0_usize..1 << 30, ranks: u32, rank: u32,
     ) {
-        let ways = Ways { piece_bytes, ..Ways::default() };
+        let ways = SumLimits { piece_bytes, ..SumLimits::default() };
         let Some(ring) = Ring::new(&ways, rank, ranks, bytes) else { return Ok(()) };
         let mut end = 0;
         for piece in 0..ring.pieces() {
@@ -52,7 +52,7 @@ proptest! {
 #[test]
 fn the_protocol_names_the_numbers_that_ranks_compare() {
     let words = include_str!("PROTOCOL.md").replace(char::is_whitespace, "");
-    let ways = Ways::default();
+    let ways = SumLimits::default();
     for (what, bytes) in [
         ("leavearankinoneshot", ways.one_shot_bytes_max),
         ("pieceofaring", ways.piece_bytes),

@@ -8,6 +8,7 @@ use std::fmt;
 
 use super::coding::{ArrayWriter, Reader};
 use super::schedule::{Gate, GateKind, GateName};
+use super::trust;
 
 /// Bytes of a header.
 pub const HEAD_BYTES: usize = 32;
@@ -184,6 +185,10 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Magic(found) => write!(f, "a frame begins with {found:02x?} instead of 'D4TP'"),
+            Self::Ds4Magic(found) if found.to_le_bytes() == trust::MAGIC => f.write_str(
+                "the other side speaks the native protocol, this one ds4-v7: give all ranks the \
+                 same --protocol",
+            ),
             Self::Ds4Magic(found) => write!(
                 f,
                 "what came begins with {found:08x} instead of ds4's 44533454: not a ds4 rank, or of \

@@ -7,7 +7,7 @@ use crate::tp::captured::captured;
 use crate::tp::collective::{self, CollectiveMessage};
 use crate::tp::command::{Item, Items, Message, Reserved, Tokens};
 use crate::tp::error::{Cause, Position, TpError};
-use crate::tp::exchange::Ways;
+use crate::tp::exchange::SumLimits;
 use crate::tp::hello::{HELLO_BYTES, Hello};
 use crate::tp::roster::{self, Entry, Host};
 use crate::tp::transport::TransportSet;
@@ -412,7 +412,7 @@ proptest! {
         let hello = Hello {
             rank, ranks, context, transports: TransportSet::from_bits(transports),
             layout_hash: hashes.0, n_layer, n_embd, n_vocab, quant_bits, switches: hashes.1,
-            schedule: [start, step, per], flags, model, ways: Ways { one_shot_bytes_max, piece_bytes },
+            schedule: [start, step, per], flags, model, ways: SumLimits { one_shot_bytes_max, piece_bytes },
         };
         prop_assert_eq!(hello.encode().len(), HELLO_BYTES);
         prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
@@ -425,6 +425,8 @@ proptest! {
         let error = TpError { rank, at, cause: Cause::Local(text) };
         let told = TpError::decode(7, &error.encode()).unwrap();
         prop_assert_eq!((told.rank, told.at, told.cause.code()), (7, at, error.cause.code()));
+        // However often it is passed on, who was blamed first and the words stay.
+        prop_assert_eq!(TpError::decode(7, &told.encode()), Some(told.clone()));
         prop_assert!(error.encode().len() <= Kind::Error.payload_bytes_max() as usize);
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::coding::{Reader, UnexpectedEnd};
-use super::exchange::Ways;
+use super::exchange::SumLimits;
 use super::schedule::Schedule;
 use super::slab::SlabLayout;
 use super::transport::TransportSet;
@@ -80,7 +80,7 @@ pub struct Hello {
     /// Hash of the model's content.
     pub model: [u8; 32],
     /// By what it chooses the way of a sum.
-    pub ways: Ways,
+    pub ways: SumLimits,
 }
 
 impl Hello {
@@ -103,7 +103,7 @@ impl Hello {
             schedule: [schedule.start(), schedule.step(), schedule.per_token()],
             flags: u32::from(identity.split_logits) | u32::from(identity.payload_crc) << 1,
             model: identity.model,
-            ways: Ways::default(),
+            ways: SumLimits::default(),
         }
     }
 
@@ -160,7 +160,7 @@ impl Hello {
             schedule: [reader.u32()?, reader.u32()?, reader.u32()?],
             flags: reader.u32()?,
             model: reader.array()?,
-            ways: Ways {
+            ways: SumLimits {
                 one_shot_bytes_max: reader.u32()?,
                 piece_bytes: reader.u32()?,
             },

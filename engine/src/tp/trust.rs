@@ -23,6 +23,7 @@ use sha2::Sha256;
 
 use super::coding::{ArrayWriter, Reader};
 use super::seal::{KEY_BYTES, SealKeys};
+use super::v7;
 
 /// Bytes of the listener's first message.
 pub const CHALLENGE_BYTES: usize = 64;
@@ -33,10 +34,10 @@ pub const VERDICT_BYTES: usize = 64;
 /// The version of these three messages and of all frames.
 pub const VERSION: u16 = 1;
 
-const MAGIC: [u8; 4] = *b"D4HS";
+pub(super) const MAGIC: [u8; 4] = *b"D4HS";
 const PROOF_BYTES: usize = 32;
-/// Where each message says whether its sender seals what follows.
-const SEAL_AT: usize = 7;
+/// Where each message says whether its sender encrypts what follows.
+const ENCRYPTS_AT: usize = 7;
 
 /// A number that is used once; the driver takes it from the system's random source.
 pub type Nonce = [u8; 32];
@@ -196,6 +197,8 @@ impl fmt::Display for Channel {
 pub enum Refused {
     /// The peer speaks something else.
     NotOurs,
+    /// The peer speaks ds4's own protocol.
+    Ds4V7,
     /// The peer speaks another version.
     Version(u16),
     /// One side has a key, the other has none.
@@ -204,9 +207,9 @@ pub enum Refused {
         own_key: bool,
     },
     /// One side encrypts, the other does not.
-    Unsealed {
+    OneEncrypts {
         /// Whether the own side does.
-        own_seal: bool,
+        own: bool,
     },
     /// The proof is wrong: another key, or something recorded.
     Proof,
@@ -222,30 +225,36 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotOurs => f.write_str("the other side is no ds4 rank, or an older one"),
+            Self::Ds4V7 => f.write_str(
+                "the other side speaks ds4-v7, this one the native protocol: give all ranks the \
+                 same --protocol",
+            ),
             Self::Version(theirs) => write!(
                 f,
                 "the other side speaks version {theirs}, this one {VERSION}"
             ),
             Self::OneSided { own_key: true } => f.write_str(
-                "the other side has no key: give it the same --key-file, or both --insecure",
+                "the other side has no key: give it this side's --key-file, or both --insecure",
             ),
             Self::OneSided { own_key: false } => f.write_str(
-                "the other side has a key and this one has none: give it the same --key-file",
+                "the other side has a key and this one has none: give this one its --key-file",
             ),
-            Self::Unsealed { own_seal: true } => f.write_str(
+            Self::OneEncrypts { own: true } => f.write_str(
                 "the other side does not encrypt: give --encrypt to all ranks or to none",
             ),
-            Self::Unsealed { own_seal: false } => {
+            Self::OneEncrypts { own: false } => {
                 f.write_str("the other side encrypts: give --encrypt to all ranks or to none")
             }
-            Self::Proof => f.write_str("the other side does not have the same key"),
+            Self::Proof => f.write_str(
+                "the other side does not have the same key: give all ranks the same --key-file",
+            ),
             Self::Session => f.write_str("the connection belongs to another session"),
             Self::Rank => f.write_str("no rank with this number is awaited"),
             Self::Told(code) => f.write_str(match code {
                 1 => "the listener takes this side for something else than a ds4 rank",
                 2 => "the listener speaks another version",
-                3 => "one side has a key, the other has none",
-                4 => "the listener does not have the same key",
+                3 => "one side has a key, the other has none: give all ranks the same --key-file",
+                4 => "the listener does not have the same key: give all ranks the same --key-file",
                 5 => "the listener runs another session",
                 6 => "the listener does not await this rank",
                 7 => {
@@ -262,13 +271,13 @@ impl std::error::Error for Refused {}
 impl Refused {
     const fn code(self) -> u8 {
         match self {
-            Self::NotOurs => 1,
+            Self::NotOurs | Self::Ds4V7 => 1,
             Self::Version(_) => 2,
             Self::OneSided { .. } => 3,
             Self::Proof => 4,
             Self::Session => 5,
             Self::Rank => 6,
-            Self::Unsealed { .. } => 7,
+            Self::OneEncrypts { .. } => 7,
             Self::Told(code) => code,
         }
     }
@@ -315,7 +324,7 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct Listener {
     key: Key,
-    seal: bool,
+    encrypts: bool,
     own: u32,
     ranks: u32,
     session: SessionId,
@@ -329,11 +338,13 @@ pub struct Listener {
 #[derive(Clone, Debug)]
 pub struct Dialer {
     key: Key,
-    seal: bool,
+    encrypts: bool,
     dial: Dial,
     nonce: Nonce,
     challenge: Inbox<CHALLENGE_BYTES>,
     answer: Option<[u8; ANSWER_BYTES]>,
+    /// Why the challenge does not fit; the answer goes all the same, without a proof.
+    refused: Option<Refused>,
     verdict: Inbox<VERDICT_BYTES>,
     written: usize,
 }
@@ -356,6 +367,10 @@ impl<const N: usize> Inbox<N> {
         self.bytes.get_mut(self.filled..).unwrap_or_default()
     }
 
+    fn read_so_far(&self) -> &[u8] {
+        self.bytes.get(..self.filled).unwrap_or_default()
+    }
+
     fn filled(&mut self, count: usize) -> Option<&[u8; N]> {
         self.filled = self.filled.saturating_add(count).min(N);
         (self.filled == N).then_some(&self.bytes)
@@ -375,7 +390,7 @@ impl Listener {
         Self {
             challenge: challenge.finish(),
             key,
-            seal: false,
+            encrypts: false,
             own,
             ranks,
             session,
@@ -387,10 +402,10 @@ impl Listener {
 
     /// Demands that what follows the handshake is sealed, or that it is not.
     #[must_use]
-    pub fn sealing(mut self, seal: bool) -> Self {
-        self.seal = seal;
-        if let Some(flag) = self.challenge.get_mut(SEAL_AT) {
-            *flag = u8::from(seal);
+    pub fn sealing(mut self, encrypts: bool) -> Self {
+        self.encrypts = encrypts;
+        if let Some(flag) = self.challenge.get_mut(ENCRYPTS_AT) {
+            *flag = u8::from(encrypts);
         }
         self
     }
@@ -400,7 +415,7 @@ impl Listener {
     pub fn seal_keys(&self, channel: Channel) -> Option<SealKeys> {
         let key = self.key_of(channel);
         let [receive, send] = key.seals(&self.challenge, &self.answer.bytes);
-        self.seal.then_some(SealKeys { send, receive })
+        self.encrypts.then_some(SealKeys { send, receive })
     }
 
     /// What to write now.
@@ -432,11 +447,18 @@ impl Listener {
         if self.verdict.is_some() {
             return Step::More;
         }
-        let Some(answer) = self.answer.filled(count).copied() else {
-            return Step::More;
+        let judged = match self.answer.filled(count).copied() {
+            Some(answer) => self
+                .judge(&answer, awaited)
+                .map(|proven| (self.accept(&answer, proven.channel), proven)),
+            // Other protocols' first messages may be shorter, and wait for an answer.
+            None => match other_magic(self.answer.read_so_far()) {
+                Some(refused) => Err(refused),
+                None => return Step::More,
+            },
         };
-        let (verdict, step) = match self.judge(&answer, awaited) {
-            Ok(proven) => (self.accept(&answer, proven.channel), Step::Done(proven)),
+        let (verdict, step) = match judged {
+            Ok((verdict, proven)) => (verdict, Step::Done(proven)),
             Err(refused) => (refuse(refused), Step::Refused(refused)),
         };
         self.verdict = Some(verdict);
@@ -451,7 +473,7 @@ impl Listener {
     ) -> Result<Proven, Refused> {
         let (said, proof) = answer.split_at(ANSWER_BYTES - PROOF_BYTES);
         let mut reader = Reader::new(said);
-        agree(opening(&mut reader)?, &self.key, self.seal)?;
+        opening(&mut reader)?.agree(&self.key, self.encrypts)?;
         let fields = (
             reader.u32(),
             reader.u32(),
@@ -497,7 +519,7 @@ impl Listener {
         verdict
             .put(MAGIC)
             .put(VERSION.to_le_bytes())
-            .put([u8::from(!self.key.is_public()), u8::from(self.seal)])
+            .put([u8::from(!self.key.is_public()), u8::from(self.encrypts)])
             .put([0; 8])
             .put(self.session);
         let mut mac = self.key_of(channel).mac(b"ds4 tp 1 listener");
@@ -516,11 +538,12 @@ impl Dialer {
     pub fn new(key: Key, dial: Dial, nonce: Nonce) -> Self {
         Self {
             key,
-            seal: false,
+            encrypts: false,
             dial,
             nonce,
             challenge: Inbox::new(),
             answer: None,
+            refused: None,
             verdict: Inbox::new(),
             written: 0,
         }
@@ -528,8 +551,8 @@ impl Dialer {
 
     /// Demands that what follows the handshake is sealed, or that it is not.
     #[must_use]
-    pub const fn sealing(mut self, seal: bool) -> Self {
-        self.seal = seal;
+    pub const fn sealing(mut self, encrypts: bool) -> Self {
+        self.encrypts = encrypts;
         self
     }
 
@@ -538,7 +561,7 @@ impl Dialer {
     pub fn seal_keys(&self) -> Option<SealKeys> {
         let answer = self.answer.as_ref()?;
         let [send, receive] = self.key().seals(&self.challenge.bytes, answer);
-        self.seal.then_some(SealKeys { send, receive })
+        self.encrypts.then_some(SealKeys { send, receive })
     }
 
     /// What to write now.
@@ -581,12 +604,13 @@ impl Dialer {
             return Ok(Step::More);
         };
         let mut reader = Reader::new(&challenge);
-        let keyed = agree(opening(&mut reader)?, &self.key, self.seal)?;
+        let theirs = opening(&mut reader)?;
+        self.refused = theirs.agree(&self.key, self.encrypts).err();
         let mut answer = ArrayWriter::<ANSWER_BYTES>::new();
         answer
             .put(MAGIC)
             .put(VERSION.to_le_bytes())
-            .put([u8::from(keyed), u8::from(self.seal)])
+            .put([u8::from(!self.key.is_public()), u8::from(self.encrypts)])
             .put(u32::from(self.dial.channel.code()).to_le_bytes())
             .put(self.dial.own.to_le_bytes())
             .put(self.dial.peer.to_le_bytes())
@@ -595,10 +619,15 @@ impl Dialer {
             .put(self.dial.session)
             // Spare bytes, covered by the proof.
             .put([0; 8]);
-        let mut mac = self.key().mac(b"ds4 tp 1 dialer");
-        mac.update(&challenge);
-        mac.update(answer.written());
-        let proof: [u8; PROOF_BYTES] = mac.finalize().into_bytes().into();
+        let proof: [u8; PROOF_BYTES] = if self.refused.is_some() {
+            // The listener learns why, and nothing that depends on a key.
+            [0; PROOF_BYTES]
+        } else {
+            let mut mac = self.key().mac(b"ds4 tp 1 dialer");
+            mac.update(&challenge);
+            mac.update(answer.written());
+            mac.finalize().into_bytes().into()
+        };
         answer.put(proof);
         self.answer = Some(answer.finish());
         Ok(Step::More)
@@ -615,6 +644,9 @@ impl Dialer {
         let Some(verdict) = self.verdict.filled(count).copied() else {
             return Ok(Step::More);
         };
+        if let Some(refused) = self.refused {
+            return Err(refused);
+        }
         let (said, proof) = verdict.split_at(VERDICT_BYTES - PROOF_BYTES);
         let mut reader = Reader::new(said);
         opening(&mut reader)?;
@@ -640,31 +672,54 @@ impl Dialer {
     }
 }
 
-/// Whether both sides have a key and whether both seal: whether they have a key.
-fn agree((keyed, sealed): (bool, bool), key: &Key, seal: bool) -> Result<bool, Refused> {
-    let own_key = !key.is_public();
-    if keyed != own_key {
-        return Err(Refused::OneSided { own_key });
-    }
-    if sealed != seal {
-        return Err(Refused::Unsealed { own_seal: seal });
-    }
-    Ok(keyed)
+/// What each message says first of its sender.
+struct Opening {
+    has_key: bool,
+    encrypts: bool,
 }
 
-/// Magic and version; whether the sender has a key, and whether it seals what follows.
-fn opening(reader: &mut Reader<'_>) -> Result<(bool, bool), Refused> {
+impl Opening {
+    /// Whether both sides have a key, or none, and both encrypt, or neither.
+    fn agree(&self, key: &Key, encrypts: bool) -> Result<(), Refused> {
+        let own_key = !key.is_public();
+        if self.has_key != own_key {
+            return Err(Refused::OneSided { own_key });
+        }
+        if self.encrypts != encrypts {
+            return Err(Refused::OneEncrypts { own: encrypts });
+        }
+        Ok(())
+    }
+}
+
+/// Reads magic, version and what the sender says of itself.
+fn opening(reader: &mut Reader<'_>) -> Result<Opening, Refused> {
     let fields = (reader.array::<4>(), reader.u16(), reader.array::<2>());
-    let (Ok(magic), Ok(version), Ok([keyed, sealed])) = fields else {
+    let (Ok(magic), Ok(version), Ok([has_key, encrypts])) = fields else {
         return Err(Refused::NotOurs);
     };
-    if magic != MAGIC {
-        return Err(Refused::NotOurs);
+    if let Some(refused) = other_magic(&magic) {
+        return Err(refused);
     }
     if version != VERSION {
         return Err(Refused::Version(version));
     }
-    Ok((keyed == 1, sealed == 1))
+    Ok(Opening {
+        has_key: has_key == 1,
+        encrypts: encrypts == 1,
+    })
+}
+
+/// Who speaks if the first four bytes, once there, are not [`MAGIC`].
+fn other_magic(bytes: &[u8]) -> Option<Refused> {
+    let magic = bytes.first_chunk::<4>()?;
+    if *magic == MAGIC {
+        None
+    } else if *magic == v7::MAGIC.to_le_bytes() {
+        Some(Refused::Ds4V7)
+    } else {
+        Some(Refused::NotOurs)
+    }
 }
 
 fn refuse(refused: Refused) -> [u8; VERDICT_BYTES] {

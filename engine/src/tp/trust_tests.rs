@@ -86,8 +86,48 @@ fn other_keys_and_missing_keys_are_told_apart() {
         let own_key = !theirs.is_public();
         let mut here = listener(ours);
         let mut there = Dialer::new(theirs, dial(Channel::Control), [2; 32]);
-        let (_, b) = talk(&mut here, &mut there, 64);
+        let (a, b) = talk(&mut here, &mut there, 64);
+        assert_eq!(a, Step::Refused(Refused::OneSided { own_key: !own_key }));
         assert_eq!(b, Step::Refused(Refused::OneSided { own_key }));
+        assert_eq!(there.answer.unwrap()[ANSWER_BYTES - PROOF_BYTES..], [0; 32]);
+    }
+}
+
+#[test]
+fn both_sides_learn_that_only_one_encrypts() {
+    for own in [false, true] {
+        let mut here = listener(key(5)).sealing(own);
+        let mut there = Dialer::new(key(5), dial(Channel::Control), [2; 32]).sealing(!own);
+        let (a, b) = talk(&mut here, &mut there, 64);
+        assert_eq!(a, Step::Refused(Refused::OneEncrypts { own }));
+        assert_eq!(b, Step::Refused(Refused::OneEncrypts { own: !own }));
+    }
+}
+
+#[test]
+fn a_dialer_whom_the_challenge_does_not_suit_takes_no_verdict() {
+    let mut here = listener(key(5));
+    let mut there = Dialer::new(Key::public(), dial(Channel::Control), [2; 32]);
+    there.to_read().copy_from_slice(here.to_write());
+    assert_eq!(there.read(CHALLENGE_BYTES), Step::More);
+    // One that does not say why it refuses, or does not refuse, changes nothing.
+    here.to_read().copy_from_slice(there.to_write());
+    here.read(ANSWER_BYTES, |_, _| true);
+    there.to_read().fill(0);
+    let step = there.read(VERDICT_BYTES);
+    assert_eq!(step, Step::Refused(Refused::OneSided { own_key: false }));
+}
+
+#[test]
+fn the_first_bytes_of_another_protocol_are_answered_at_once() {
+    for (first, refused) in [
+        (v7::MAGIC.to_le_bytes(), Refused::Ds4V7),
+        (*b"GET ", Refused::NotOurs),
+    ] {
+        let mut here = listener(key(5));
+        here.to_read()[..4].copy_from_slice(&first);
+        assert_eq!(here.read(3, |_, _| true), Step::More);
+        assert_eq!(here.read(1, |_, _| true), Step::Refused(refused));
     }
 }
 

@@ -17,7 +17,7 @@ pub const GATE_HEAD_BYTES: usize = 16;
 /// The version.
 pub const VERSION: u32 = 7;
 
-const MAGIC: u32 = 0x4453_3454;
+pub(super) const MAGIC: u32 = 0x4453_3454;
 const BULK_MAGIC: u32 = 0x4453_3442;
 const BIG_GATE: u16 = 0x0b16;
 
@@ -54,33 +54,23 @@ pub fn encode_head(kind: Kind, bytes: u32) -> Option<[u8; HEAD_BYTES]> {
     Some(out.finish())
 }
 
-/// A command's kind and length; none when it is not one that we speak, or too long.
-#[must_use]
-pub fn decode_head(bytes: &[u8; HEAD_BYTES]) -> Option<(Kind, u32)> {
+/// A command's kind and length.
+///
+/// # Errors
+/// [`FrameError::Ds4Magic`]; [`FrameError::Ds4Kind`] for a command that is not spoken here;
+/// [`FrameError::TooLong`].
+pub fn decode_head(bytes: &[u8; HEAD_BYTES]) -> Result<(Kind, u32), FrameError> {
     let mut reader = Reader::new(bytes);
-    let magic = reader.u32().ok()?;
-    let code = reader.u32().ok()?;
-    let length = reader.u32().ok()?;
-    let (kind, _) = KINDS.iter().find(|(_, known)| *known == code)?;
-    (magic == MAGIC && length <= kind.payload_bytes_max()).then_some((*kind, length))
-}
-
-/// What is wrong with a command's header that [`decode_head`] refuses.
-#[must_use]
-pub fn head_error(bytes: &[u8; HEAD_BYTES]) -> FrameError {
-    let mut reader = Reader::new(bytes);
-    let (Ok(magic), Ok(code), Ok(length)) = (reader.u32(), reader.u32(), reader.u32()) else {
-        return FrameError::Ds4Magic(0);
+    let (Ok(magic), Ok(code), Ok(bytes)) = (reader.u32(), reader.u32(), reader.u32()) else {
+        return Err(FrameError::Ds4Magic(0));
     };
     if magic != MAGIC {
-        return FrameError::Ds4Magic(magic);
+        return Err(FrameError::Ds4Magic(magic));
     }
     match KINDS.iter().find(|(_, known)| *known == code) {
-        Some((kind, _)) => FrameError::TooLong {
-            kind: *kind,
-            bytes: length,
-        },
-        None => FrameError::Ds4Kind(code),
+        Some((kind, _)) if bytes <= kind.payload_bytes_max() => Ok((*kind, bytes)),
+        Some((kind, _)) => Err(FrameError::TooLong { kind: *kind, bytes }),
+        None => Err(FrameError::Ds4Kind(code)),
     }
 }
 

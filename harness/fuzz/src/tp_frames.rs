@@ -33,7 +33,7 @@ fn headers(bytes: &[u8]) {
         assert!(decoded.bytes <= decoded.kind.payload_bytes_max());
     }
     if let Some(head) = bytes.first_chunk::<{ v7::HEAD_BYTES }>()
-        && let Some((kind, length)) = v7::decode_head(head)
+        && let Ok((kind, length)) = v7::decode_head(head)
     {
         assert_eq!(v7::encode_head(kind, length).as_ref(), Some(head));
         assert!(length <= kind.payload_bytes_max());

@@ -11,7 +11,7 @@ pub(super) fn run(cli: &Cli, console: &Console) -> Result<Outcome, Failure> {
             "--format junit is for check and validate; use text or json with --tensor-parallel",
         ));
     }
-    let plan = Plan::resolve(&cli.rank, &cli.machine)?;
+    let plan = Plan::resolve(&cli.rank, &cli.machine, console.stop())?;
     run_rank(plan, console)
 }
 

@@ -1,10 +1,11 @@
 //! From the flags of a rank as typed to what it will do, or why not.
 
 use std::fs;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use ds4_engine::nccl::Library;
 use ds4_engine::tp::hello::Identity;
@@ -22,6 +23,8 @@ use super::protocol::{DS4_NOTE, ds4_dialect, ds4_gates, ds4_transports, is_ds4};
 use super::run::load_library;
 use super::shape::Shape;
 use crate::cli::{MachineArgs, RankArgs};
+use crate::exit::Exit;
+use crate::files::read_short;
 use crate::machine::{Flag, Machine, refuse_flags, roomy};
 use crate::output::Failure;
 
@@ -29,6 +32,8 @@ use crate::output::Failure;
 const KEY_VARIABLE: &str = "DS4_TP_KEY";
 /// The environment variable that says which queue pairs RDMA uses; for tests.
 const QUEUE_PAIRS_VARIABLE: &str = "DS4_RDMA_QUEUE_PAIRS";
+/// No more of a key file is read than a key could have.
+const KEY_FILE_BYTES_MAX: usize = 4096;
 const TOKENS: u64 = 64;
 /// The most tokens: what a session's context can count.
 const TOKENS_MAX: u64 = 2_000_000_000;
@@ -63,11 +68,16 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Judges the flags; what does not fit together is refused in words.
+    /// Judges the flags; what does not fit together is refused in words. `stop` ends the wait for a
+    /// key that comes by a pipe.
     ///
     /// # Errors
     /// [`Failure`] of the command line, or of a file or device that it names.
-    pub fn resolve(args: &RankArgs, machine: &MachineArgs) -> Result<Self, Failure> {
+    pub fn resolve(
+        args: &RankArgs,
+        machine: &MachineArgs,
+        stop: &AtomicBool,
+    ) -> Result<Self, Failure> {
         let auto = auto::resolve(args, machine)?;
         let launched = auto.is_some();
         let who = match auto {
@@ -79,7 +89,7 @@ impl Plan {
         let transports = transports(args)?;
         backend(machine)?;
         refuse_flags(machine, &[Flag::Faults], "--tensor-parallel")?;
-        let (key, mut notes) = key(args)?;
+        let (key, mut notes) = key(args, stop)?;
         if launched {
             notes.push(who.note);
         }
@@ -397,12 +407,17 @@ fn wait(args: &RankArgs, ranks: u32) -> Result<Wait, Failure> {
 }
 
 /// The key, and what to say about it.
-fn key(args: &RankArgs) -> Result<(Option<Key>, Vec<String>), Failure> {
+fn key(args: &RankArgs, stop: &AtomicBool) -> Result<(Option<Key>, Vec<String>), Failure> {
     let mut notes = Vec::new();
     if let Some(path) = &args.key_file {
         let shown = path.display();
-        let text = read_key(path)
-            .map_err(|error| Failure::usage(format!("--key-file {shown}: {error}")))?;
+        let text = read_short(path, KEY_FILE_BYTES_MAX, stop).map_err(|error| Failure {
+            exit: match error.kind() {
+                io::ErrorKind::Interrupted => Exit::Interrupted,
+                _ => Exit::Usage,
+            },
+            message: format!("--key-file {shown}: {error}"),
+        })?;
         if readable_by_others(path) {
             notes.push(format!(
                 "{shown} can be read by others than its owner; chmod 600 it"
@@ -423,16 +438,6 @@ fn key(args: &RankArgs) -> Result<(Option<Key>, Vec<String>), Failure> {
         }
         _ => Ok((None, notes)),
     }
-}
-
-/// The text of a key file, of which no more is read than a key could have.
-fn read_key(path: &Path) -> io::Result<String> {
-    const BYTES_MAX: u64 = 4096;
-    let mut text = String::new();
-    fs::File::open(path)?
-        .take(BYTES_MAX)
-        .read_to_string(&mut text)?;
-    Ok(text)
 }
 
 #[cfg(unix)]

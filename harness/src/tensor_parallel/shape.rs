@@ -1,11 +1,11 @@
 //! What the ranks must have in common of a model: its shape and a hash of its content.
 
-use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::files::open_regular;
 use crate::gguf::GgufHeader;
 use crate::output::Failure;
 
@@ -47,6 +47,9 @@ impl Shape {
 
     /// The shape that a model file gives.
     pub(super) fn of_model(path: &Path) -> Result<Self, Failure> {
+        let words = |error: io::Error| Failure::usage(format!("{}: {error}", path.display()));
+        // A pipe's header could be read, but not its content after it.
+        open_regular(path).map_err(words)?;
         let header = GgufHeader::open(path).map_err(Failure::usage)?;
         let architecture = header.architecture().unwrap_or_default();
         let metadata = &header.metadata;
@@ -57,7 +60,6 @@ impl Shape {
                 .ok_or_else(|| Failure::usage(format!("{}: no usable {key} in it", path.display())))
         };
         let (n_layer, n_embd) = (count("block_count")?, count("embedding_length")?);
-        let words = |error: io::Error| Failure::usage(format!("{}: {error}", path.display()));
         let content = hash(path).map_err(words)?;
         let experts = header.tensors.iter();
         let mut experts = experts.filter(|it| it.name.ends_with(".ffn_gate_exps.weight"));
@@ -79,7 +81,7 @@ impl Shape {
 
 /// A hash of the content: all of it, or of a large file its length and evenly spread pieces.
 fn hash(path: &Path) -> io::Result<[u8; 32]> {
-    let mut file = File::open(path)?;
+    let mut file = open_regular(path)?;
     let length = file.metadata()?.len();
     let mut hash = Sha256::new();
     hash.update(length.to_le_bytes());
@@ -102,6 +104,7 @@ fn hash(path: &Path) -> io::Result<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
 
     #[test]
     fn a_large_file_is_told_from_another_by_its_beginning_and_its_end() {

@@ -1,6 +1,6 @@
 //! What happens in a run, as data.
 
-use ds4_engine::tp::exchange::Ways;
+use ds4_engine::tp::exchange::SumLimits;
 use ds4_engine::tp::trust::Channel;
 
 /// What happens to a segment: what one write put on a connection.
@@ -118,7 +118,7 @@ pub struct LinkPlan {
     /// Whether payloads of gates carry checksums.
     pub payload_crc: bool,
     /// Which sums go straight and which round a ring, and in which pieces.
-    pub ways: Ways,
+    pub ways: SumLimits,
     /// Whether the ranks' clocks differ in start and speed.
     pub skewed_clocks: bool,
     /// Faults of connections.
@@ -142,7 +142,7 @@ impl LinkPlan {
             jitter_ns: 5_000,
             payload_crc: true,
             // Single vectors go straight, batches and prompts round.
-            ways: Ways {
+            ways: SumLimits {
                 one_shot_bytes_max: 64 * ranks.saturating_sub(1),
                 piece_bytes: 48,
             },

@@ -3,7 +3,7 @@
 use super::plan::{LinkFault, LinkFaultKind, LinkPlan, RankFault, RankFaultKind};
 use super::run::{Breach, run_links};
 use super::shrink::shrink_links;
-use ds4_engine::tp::exchange::Ways;
+use ds4_engine::tp::exchange::SumLimits;
 use ds4_engine::tp::session::Phase;
 use ds4_engine::tp::trust::Channel;
 
@@ -125,7 +125,7 @@ fn rings_of_three_and_four_ranks_end_right_or_in_errors_under_every_fault() {
         LinkFaultKind::Break,
     ];
     // Every sum goes round, so that all bytes of a data connection are a ring's.
-    let ways = Ways {
+    let ways = SumLimits {
         one_shot_bytes_max: 0,
         piece_bytes: 48,
     };

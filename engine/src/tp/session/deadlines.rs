@@ -6,7 +6,7 @@ use crate::tp::time::Time;
 use crate::tp::trust::Channel;
 
 use super::link::{ControlLink, DataLink};
-use super::ring::Round;
+use super::ring::RingGate;
 use super::{Dialect, Phase, Session};
 
 impl Session {
@@ -76,7 +76,7 @@ impl Session {
             if let Some(peer) = self.silent_in_gate(now) {
                 return Some((peer, cause(Wait::Gate, current.began)));
             }
-            let suspect = self.round.as_ref().map(Round::suspect);
+            let suspect = self.round.as_ref().map(RingGate::suspect);
             let needed = self.data.iter().filter(|link| self.gate_needs(link));
             let slowest = |link: &&DataLink| (Some(link.peer) != suspect, link.arrived());
             let peer = needed.min_by_key(slowest)?.peer;

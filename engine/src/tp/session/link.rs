@@ -262,7 +262,7 @@ impl ControlLink {
             Dialect::Ds4V7 { .. } => {
                 let head = self.head.first_chunk::<{ v7::HEAD_BYTES }>();
                 let head = head.ok_or(FrameError::Ds4Magic(0))?;
-                let (kind, bytes) = v7::decode_head(head).ok_or_else(|| v7::head_error(head))?;
+                let (kind, bytes) = v7::decode_head(head)?;
                 Ok(Incoming {
                     kind,
                     bytes: usize::try_from(bytes).unwrap_or(usize::MAX),

@@ -20,7 +20,7 @@ pub use gates::{GateState, Wants};
 
 use super::command::Message;
 use super::error::{Cause, Position, TpError};
-use super::exchange::Ways;
+use super::exchange::SumLimits;
 use super::frame::{FrameError, Kind};
 use super::hello::{Hello, Identity};
 use super::mirror::{Mirror, Strictness};
@@ -33,7 +33,7 @@ use super::trust::Channel;
 use super::v7;
 use collective::Collective;
 use link::{ControlLink, DataLink};
-use ring::Round;
+use ring::RingGate;
 
 /// Which protocol is spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +171,7 @@ pub struct Session {
     gates_done: u64,
     current: Option<Current>,
     /// The ring under way, if the gate takes that way.
-    round: Option<Round>,
+    round: Option<RingGate>,
     collective: Collective,
     roster: Vec<Entry>,
     /// Where a ring's partial sums come in.
@@ -224,7 +224,7 @@ impl Session {
     /// The same with other limits of the two ways of a sum than the usual ones. All ranks must have
     /// the same; the hello compares them.
     #[must_use]
-    pub fn with_ways(now: Time, config: Config, ways: Ways) -> Self {
+    pub fn with_ways(now: Time, config: Config, ways: SumLimits) -> Self {
         let mut session = Self::new(now, config);
         session.hello.ways = ways;
         session

@@ -18,7 +18,7 @@ use super::{Dialect, Session};
 
 /// A ring under way.
 #[derive(Debug)]
-pub(super) struct Round {
+pub(super) struct RingGate {
     pub(super) ring: Ring,
     gate: Gate,
     seq: u64,
@@ -41,7 +41,7 @@ pub(super) struct Round {
     in_crc: u32,
 }
 
-impl Round {
+impl RingGate {
     fn new(ring: Ring, gate: Gate, seq: u64, kind: Kind, checked: bool) -> Self {
         Self {
             ring,
@@ -277,7 +277,7 @@ impl Session {
             self.staging.resize(piece_bytes, 0);
         }
         let checked = self.config.identity.payload_crc;
-        let mut round = Round::new(ring, gate, seq, head.kind, checked);
+        let mut round = RingGate::new(ring, gate, seq, head.kind, checked);
         round.limit_ns = self.gate_limit_ns(vector.len());
         // The leader knows of every rank whether it lives: its word comes before the others' guess.
         let grace_ns = if self.config.rank == 0 {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::tp::error::Wait;
-use crate::tp::exchange::Ways;
+use crate::tp::exchange::SumLimits;
 use crate::tp::hello::Identity;
 use crate::tp::reduce::sum_in_order;
 use crate::tp::schedule::{GateKind, GateName, Schedule};
@@ -41,7 +41,7 @@ impl Group {
             payload_crc,
             ..Identity::new(layout, Schedule::every_gate(2).unwrap())
         };
-        let ways = Ways {
+        let ways = SumLimits {
             one_shot_bytes_max: 64,
             piece_bytes,
         };
@@ -330,9 +330,9 @@ fn a_rank_that_takes_nothing_is_named_by_the_one_before_it() {
 fn ranks_with_other_limits_are_refused_at_the_hello() {
     let mut group = Group::ready(2, 64, true);
     let config = group.ends[1].config;
-    let ways = Ways {
+    let ways = SumLimits {
         piece_bytes: 128,
-        ..Ways::default()
+        ..SumLimits::default()
     };
     group.ends = vec![
         Session::new(NOW, Config { rank: 0, ..config }),
