@@ -121,7 +121,8 @@ impl Dialling {
                             return Ok(None);
                         }
                         Ok(Step::More) => {
-                            self.failure = Some("it did not answer the handshake".to_owned());
+                            self.failure =
+                                Some(format!("it did not answer the handshake{OTHER_PROTOCOL}"));
                             self.next_address(now);
                         }
                         Err(error) => {
@@ -160,6 +161,10 @@ impl Dialling {
     }
 }
 
+/// What may be the matter with who is silent in a handshake.
+const OTHER_PROTOCOL: &str =
+    "; it may be busy, or a rank of ds4's own protocol (--protocol ds4-v7)";
+
 /// Moves the bytes of a handshake; [`Step::More`] while the other side has not answered.
 pub(super) fn prove(stream: &mut (impl Read + Write), dialer: &mut Dialer) -> io::Result<Step> {
     loop {
@@ -172,10 +177,8 @@ pub(super) fn prove(stream: &mut (impl Read + Write), dialer: &mut Dialer) -> io
         }
         match stream.read(dialer.to_read()) {
             Ok(0) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "it closed the connection during the handshake",
-                ));
+                let why = format!("it closed the connection during the handshake{OTHER_PROTOCOL}");
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
             }
             Ok(count) => match dialer.read(count) {
                 Step::More => {}

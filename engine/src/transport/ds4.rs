@@ -147,6 +147,9 @@ impl Lobby {
     }
 }
 
+/// What may be the matter with who says nothing.
+const OTHER_PROTOCOL: &str = "; it may be a rank of the native protocol, without --protocol ds4-v7";
+
 enum Judged {
     Waits,
     Greets,
@@ -163,14 +166,14 @@ impl Guest {
     fn judge(&self, now: Time) -> Judged {
         let mut bytes = [0; v7::HELLO_BYTES];
         match self.stream.peek(&mut bytes) {
-            Ok(0) => Judged::Gone("it went away without a hello".to_owned()),
+            Ok(0) => Judged::Gone(format!("it went away without a hello{OTHER_PROTOCOL}")),
             Ok(count) if !v7::begins_hello(bytes.get(..count).unwrap_or_default()) => {
                 Judged::Gone("what it says is no hello of ds4".to_owned())
             }
             Ok(v7::HELLO_BYTES) => Judged::Greets,
             Err(error) if error.kind() != ErrorKind::WouldBlock => Judged::Gone(error.to_string()),
             Ok(_) | Err(_) if now < self.until => Judged::Waits,
-            Ok(_) | Err(_) => Judged::Gone("it said no hello in time".to_owned()),
+            Ok(_) | Err(_) => Judged::Gone(format!("it said no hello in time{OTHER_PROTOCOL}")),
         }
     }
 }

@@ -51,6 +51,8 @@ const SIZES: [u64; 9] = [
 const MOST_BYTES: u64 = MIB;
 /// What a rank holds: its part, the sum, and where the peer's copies arrive.
 const VECTOR_BYTES: u64 = 3 * MIB;
+/// What a device must spare: vectors and landings, in pages of 2 MiB.
+const NEED_BYTES: u64 = 8 * MIB;
 /// Gates of a size, one after the other, and of a captured graph.
 const SIZE_GATES: usize = 8;
 /// Gates among copies, and copies each way. Sums of more would not fit into a float.
@@ -128,6 +130,15 @@ fn on_pairs(
         let access = |from, to| probe.backend().peer_access(from, to);
         let timer = probe.timer();
         let mut done = Done::default();
+        let small = |id| Ok(probe.quota(id)? < NEED_BYTES);
+        if matches!(
+            (small(one), small(two)),
+            (Ok(true), _) | (_, Ok::<_, BackendError>(true))
+        ) {
+            let why = "too little memory may be taken for gates";
+            probe.tell(check, Some(format!("{one}<->{two}")), Finding::skip(why));
+            continue;
+        }
         let finding = match (access(one, two), access(two, one)) {
             (Ok(PeerAccess::Direct), Ok(PeerAccess::Direct)) => {
                 let ran = Bed::open(probe, [one, two]).and_then(|bed| {

@@ -243,20 +243,21 @@ fn fault_plans_reach_launches() {
 }
 
 #[test]
-fn a_kernel_that_waits_for_another_device_is_refused_as_unsupported() {
+fn a_gate_with_a_link_to_nowhere_fails_the_wait_for_its_stream_and_nothing_later() {
     let sim = machine(2, 64 * MIB);
-    let block = sim.allocate(gpu(0), 4096).unwrap();
+    let block = sim.allocate(gpu(0), 64 * 1024).unwrap();
+    sim.fill(gpu(0), block, 64 * 1024, 0, DEFAULT).unwrap();
     let gate = Launch::GatePackets {
         link: block.0,
-        input: block.0,
-        output: block.0,
-        count: 2,
+        input: block.0 + 32 * 1024,
+        output: block.0 + 32 * 1024,
+        count: 4,
         gates: 1,
     };
-    let before = read(&sim, gpu(0), block, 4096);
-    assert!(matches!(
-        sim.launch(gpu(0), DEFAULT, &gate),
-        Err(BackendError::Unsupported { .. })
-    ));
-    assert_eq!(read(&sim, gpu(0), block, 4096), before);
+    sim.launch(gpu(0), DEFAULT, &gate).unwrap();
+    let error = sim.synchronize(gpu(0), DEFAULT).unwrap_err();
+    assert!(error.to_string().contains("illegal address"), "{error}");
+    assert_eq!(sim.ledger().take_findings().len(), 1);
+    sim.synchronize(gpu(0), DEFAULT).unwrap();
+    assert_eq!(read(&sim, gpu(0), block, 4), [0; 4]);
 }
