@@ -412,9 +412,10 @@ fn key(args: &RankArgs, stop: &AtomicBool) -> Result<(Option<Key>, Vec<String>),
     if let Some(path) = &args.key_file {
         let shown = path.display();
         let text = read_short(path, KEY_FILE_BYTES_MAX, stop).map_err(|error| Failure {
-            exit: match error.kind() {
-                io::ErrorKind::Interrupted => Exit::Interrupted,
-                _ => Exit::Usage,
+            exit: if error.kind() == io::ErrorKind::Interrupted {
+                Exit::Interrupted
+            } else {
+                Exit::Usage
             },
             message: format!("--key-file {shown}: {error}"),
         })?;
