@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 #[cfg(unix)]
-use signal_hook::consts::SIGHUP;
+use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -15,7 +15,12 @@ use crate::exit::Exit;
 ///
 /// A signal that the parent ignores stays ignored: `nohup` means a hang-up, and a shell without
 /// job control means Ctrl-C for its background jobs.
+///
+/// A limit on the size of files is an error of the write that meets it, which then says so, and no
+/// end of the process.
 pub(crate) fn watch(stop: &Arc<AtomicBool>) -> io::Result<()> {
+    #[cfg(unix)]
+    flag::register(SIGXFSZ, Arc::default())?;
     for signal in wanted() {
         let code = i32::from(Exit::Interrupted.code());
         flag::register_conditional_shutdown(signal, code, Arc::clone(stop))?;
@@ -27,6 +32,8 @@ pub(crate) fn watch(stop: &Arc<AtomicBool>) -> io::Result<()> {
 /// Lets each of the signals set `stop` and leave its number in `last`, and none end the process:
 /// a child is still to be told.
 pub(crate) fn watch_for_child(stop: &Arc<AtomicBool>, last: &Arc<AtomicUsize>) -> io::Result<()> {
+    #[cfg(unix)]
+    flag::register(SIGXFSZ, Arc::default())?;
     for signal in wanted() {
         let number = usize::try_from(signal).unwrap_or(0);
         flag::register_usize(signal, Arc::clone(last), number)?;

@@ -28,6 +28,47 @@ fn key(directory: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
+fn a_key_in_the_environment_that_is_none_never_means_that_none_is_wanted() {
+    use std::os::unix::ffi::OsStrExt as _;
+    for value in [&b"\xff"[..], b"", b"zz"] {
+        let port = free_port().to_string();
+        let output = ds4()
+            .args([
+                "--tensor-parallel",
+                "--role",
+                "leader",
+                "--listen",
+                "127.0.0.1",
+            ])
+            .args([&port, "--connect-timeout", "1"])
+            .args(SHAPE)
+            .env("DS4_TP_KEY", std::ffi::OsStr::from_bytes(value))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("DS4_TP_KEY"), "{said}");
+    }
+}
+
+#[test]
+fn half_a_key_is_not_left_behind_on_a_full_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("tp.key");
+    let output = Command::new("prlimit")
+        .args(["--fsize=10", "--"])
+        .arg(ds4().get_program())
+        .args(["keygen", "-o"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("File too large"), "{said}");
+    assert!(!path.exists());
+}
+
+#[test]
 fn the_two_commands_end_with_equal_verified_totals() {
     let directory = tempfile::tempdir().unwrap();
     let key = key(directory.path(), "tp.key").display().to_string();

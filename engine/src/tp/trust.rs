@@ -249,14 +249,14 @@ impl fmt::Display for Refused {
                 "the other side does not have the same key: give all ranks the same --key-file",
             ),
             Self::Session => f.write_str("the connection belongs to another session"),
-            Self::Rank => f.write_str("no rank with this number is awaited"),
+            Self::Rank => f.write_str("no rank with this number is awaited: it is there already, or --rank or --ranks differ"),
             Self::Told(code) => f.write_str(match code {
                 1 => "the listener takes this side for something else than a ds4 rank",
                 2 => "the listener speaks another version",
                 3 => "one side has a key, the other has none: give all ranks the same --key-file",
                 4 => "the listener does not have the same key: give all ranks the same --key-file",
                 5 => "the listener runs another session",
-                6 => "the listener does not await this rank",
+                6 => "the listener does not await this rank: it is there already, or --rank or --ranks differ",
                 7 => {
                     "one side encrypts, the other does not: give --encrypt to all ranks or to none"
                 }

@@ -44,6 +44,11 @@ fn write_new(path: &Path, text: &str) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(path)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| file.sync_all());
+    written.inspect_err(|_| {
+        // Half a key is none.
+        let _ = std::fs::remove_file(path);
+    })
 }

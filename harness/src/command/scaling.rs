@@ -215,7 +215,7 @@ fn from_file(
         )));
     }
     let like = of_link(chosen).ok_or_else(|| wrong("no such link".to_owned()))?;
-    Ok(like.with_points(file, format!("what {chosen} was measured on"), points))
+    Ok(like.with_points(file, format!("the machine of {chosen}"), points))
 }
 
 /// A time from the file in whole nanoseconds, from 1 to an hour.

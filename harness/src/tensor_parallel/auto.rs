@@ -42,7 +42,8 @@ pub(super) fn resolve(args: &RankArgs, machine: &MachineArgs) -> Result<Option<A
              (--coordinator HOST PORT says where rank 0 is, if the launcher does not)"
         )));
     }
-    let variable = |name: &str| std::env::var(name).ok();
+    // What is no text is refused as what it says, and not taken for unset.
+    let variable = |name: &str| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned());
     let launched = launched(&variable).map_err(Failure::usage)?;
     if let Some(ranks) = args.ranks.filter(|ranks| *ranks != launched.ranks) {
         return Err(Failure::usage(format!(

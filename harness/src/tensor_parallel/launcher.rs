@@ -149,12 +149,29 @@ fn read(names: &Names, variables: Variables<'_>) -> Result<Option<Launched>, Str
             names.local_rank, names.ranks
         ));
     }
+    // What Slurm says are all nodes' numbers of tasks.
+    let local_ranks = if names.by == SLURM.by {
+        None
+    } else {
+        get(names.local_ranks)?
+    };
+    if let Some(count) = local_ranks {
+        let local = local_rank.filter(|local| *local >= count);
+        if count == 0 || count > ranks || local.is_some() {
+            return Err(format!(
+                "{}={count} does not go with {}={ranks}{}",
+                names.local_ranks,
+                names.ranks,
+                local.map_or_else(String::new, |it| format!(" and {}={it}", names.local_rank))
+            ));
+        }
+    }
     Ok(Some(Launched {
         by: names.by,
         rank,
         ranks,
         local_rank,
-        one_host: names.by != SLURM.by && get(names.local_ranks)? == Some(ranks),
+        one_host: local_ranks == Some(ranks),
         leader: None,
         port: PORT,
     }))
@@ -182,6 +199,9 @@ fn master(variables: Variables<'_>) -> Result<(Option<String>, u16), String> {
         (None, None) => Ok((None, PORT)),
         (Some(_), None) => Err(half("MASTER_ADDR", "MASTER_PORT")),
         (None, Some(_)) => Err(half("MASTER_PORT", "MASTER_ADDR")),
+        (Some(host), Some(_)) if host.trim().is_empty() => {
+            Err("MASTER_ADDR is empty; it says where rank 0 is".to_owned())
+        }
         (Some(host), Some(text)) => match text.parse::<u16>().ok().and_then(|it| it.checked_add(1))
         {
             Some(next @ 2..) => Ok((Some(host), next)),
@@ -318,6 +338,11 @@ mod tests {
             "RANK=1 WORLD_SIZE=2 MASTER_PORT=5",
             "RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=65535",
             "RANK=1 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4",
+            "RANK=1 WORLD_SIZE=2 MASTER_ADDR= MASTER_PORT=5",
+            "RANK=\u{fffd} WORLD_SIZE=2",
+            "RANK=1 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=2",
+            "RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=999",
+            "RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=0",
         ];
         insta::assert_snapshot!(table.map(shown).join("\n"), @r"
         --role auto takes the rank from a launcher, and none is there: neither RANK and WORLD_SIZE (torchrun) nor SLURM_PROCID and SLURM_NTASKS (srun) nor OMPI_COMM_WORLD_RANK and _SIZE (mpirun) nor PMI_RANK and PMI_SIZE are set
@@ -336,6 +361,11 @@ mod tests {
         MASTER_PORT is set and MASTER_ADDR is not: a launcher sets both; unset MASTER_PORT or set MASTER_ADDR
         MASTER_PORT='65535' is no port below 65535
         RANK=1 of WORLD_SIZE=4 and OMPI_COMM_WORLD_RANK=2 of OMPI_COMM_WORLD_SIZE=4 do not agree: unset those of the launcher that did not start this rank
+        MASTER_ADDR is empty; it says where rank 0 is
+        RANK='�' is no number of ranks
+        LOCAL_WORLD_SIZE=2 does not go with WORLD_SIZE=4 and LOCAL_RANK=3
+        LOCAL_WORLD_SIZE=999 does not go with WORLD_SIZE=2
+        LOCAL_WORLD_SIZE=0 does not go with WORLD_SIZE=2
         ");
     }
 

@@ -431,14 +431,16 @@ fn key(args: &RankArgs, stop: &AtomicBool) -> Result<(Option<Key>, Vec<String>),
     if args.insecure {
         return Ok((None, notes));
     }
-    match std::env::var(KEY_VARIABLE) {
-        Ok(text) if !text.trim().is_empty() => {
-            let key = Key::parse(&text)
-                .map_err(|error| Failure::usage(format!("{KEY_VARIABLE}: {error}")))?;
-            Ok((Some(key), notes))
-        }
-        _ => Ok((None, notes)),
-    }
+    // Set to what is no key, or to nothing, it must not mean that none is wanted.
+    let Some(text) = std::env::var_os(KEY_VARIABLE) else {
+        return Ok((None, notes));
+    };
+    let key = Key::parse(&text.to_string_lossy()).map_err(|error| {
+        Failure::usage(format!(
+            "{KEY_VARIABLE}: {error}; unset it to run without a key, or say --insecure"
+        ))
+    })?;
+    Ok((Some(key), notes))
 }
 
 #[cfg(unix)]

@@ -11,7 +11,7 @@ const GOOD_PPM: u64 = 100_000;
 /// The most ranges of sizes.
 const MAX_RANGES: usize = 3;
 /// The most points; choosing ranges looks at all pairs of cuts.
-pub const MAX_POINTS: usize = 64;
+pub const MAX_POINTS: usize = 24;
 
 const MILLION: u128 = 1_000_000;
 
