@@ -10,7 +10,7 @@ use crate::call::Call;
 use crate::config::Link;
 use crate::cost;
 use crate::device::{DeviceState, Refused};
-use crate::held::Work;
+use crate::held::Given;
 use crate::injector::flipped;
 use crate::machine::{COPY_PART_BYTES, Effects, SimBackend, no_stream};
 use crate::stream::Event;
@@ -425,17 +425,12 @@ impl Backend for SimBackend {
         value: u8,
         stream: StreamId,
     ) -> Result<(), BackendError> {
-        let work = || Work::Fill {
+        let work = Given::Fill {
             address,
             bytes,
             value,
         };
-        if self.keep((device, stream), work) {
-            return Ok(());
-        }
-        self.fill_now(device, address, bytes, value, stream)?;
-        self.go_on_with_held();
-        Ok(())
+        self.give((device, stream), work)
     }
 
     fn copy_local(
@@ -446,12 +441,7 @@ impl Backend for SimBackend {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), BackendError> {
-        if self.keep((device, stream), || Work::CopyLocal { from, to, bytes }) {
-            return Ok(());
-        }
-        self.copy_local_now(device, from, to, bytes, stream)?;
-        self.go_on_with_held();
-        Ok(())
+        self.give((device, stream), Given::CopyLocal { from, to, bytes })
     }
 
     /// Within one device this is [`Backend::copy_local`].
@@ -465,17 +455,12 @@ impl Backend for SimBackend {
         if from.0 == to.0 {
             return self.copy_local(from.0, from.1, to.1, bytes, stream);
         }
-        let work = || Work::CopyPeer {
+        let work = Given::CopyPeer {
             from: from.1,
             to,
             bytes,
         };
-        if self.keep((from.0, stream), work) {
-            return Ok(());
-        }
-        self.copy_between(from, to, bytes, stream)?;
-        self.go_on_with_held();
-        Ok(())
+        self.give((from.0, stream), work)
     }
 
     fn launch(
@@ -484,14 +469,7 @@ impl Backend for SimBackend {
         stream: StreamId,
         launch: &Launch,
     ) -> Result<(), BackendError> {
-        if self.keep((device, stream), || Work::Launch(*launch)) {
-            return Ok(());
-        }
-        match self.run_kernel(device, stream, launch)? {
-            Some(gate) => self.hold_by((device, stream), gate),
-            None => self.go_on_with_held(),
-        }
-        Ok(())
+        self.give((device, stream), Given::Launch(*launch))
     }
 
     fn peer_access(&self, from: DeviceId, to: DeviceId) -> Result<PeerAccess, BackendError> {

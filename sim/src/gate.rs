@@ -3,15 +3,14 @@
 use std::time::{Duration, Instant};
 
 use ds4_engine::backend::BackendError;
-use ds4_engine::device::{DeviceAddress, DeviceId, PeerAccess};
+use ds4_engine::device::DeviceId;
 use ds4_kernels::gate::{
     ABORT_OFFSET_BYTES, FAILURE_OFFSET_BYTES, GateFailure, GateForm, GateLink, next_sequence,
 };
 use ds4_kernels::{Launch, add_f32};
 
-use crate::backend::BROKEN_BYTES;
 use crate::call::Call;
-use crate::device::{DeviceState, Refused};
+use crate::launch::{Memory, Place, Range, floats};
 use crate::machine::SimBackend;
 
 const CALL: Call = Call::Launch;
@@ -167,8 +166,8 @@ impl SimBackend {
 
     fn add(&self, gate: &mut Gate, arrived: &[[u8; 4]]) -> Result<(), BackendError> {
         let own = self.gate_read(gate, gate.input, gate.bytes)?;
-        let own: Vec<f32> = floats(own.as_chunks().0);
-        let other = floats(arrived);
+        let own = floats(&own);
+        let other = floats(arrived.as_flattened());
         // In the order of the ranks: the least rank's part is added to.
         let (mut sums, addend) = match gate.link.rank {
             0 => (own, other),
@@ -212,57 +211,35 @@ impl SimBackend {
     }
 
     fn gate_read(&self, gate: &Gate, address: u64, bytes: u64) -> Result<Vec<u8>, BackendError> {
+        let (mut memory, place) = self.gate_place(gate, address, bytes, false)?;
         let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
-        self.gate_touch(gate, address, bytes, |state, broken| {
-            state.read(address, &mut data);
-            invert(&mut data, broken);
-        })?;
+        memory.read(&place, 0, &mut data);
         Ok(data)
     }
 
     fn gate_write(&self, gate: &Gate, address: u64, data: &[u8]) -> Result<(), BackendError> {
-        self.gate_touch(gate, address, data.len() as u64, |state, broken| {
-            let mut data = data.to_vec();
-            invert(&mut data, broken);
-            state.write(address, &data);
-        })
+        let (mut memory, place) = self.gate_place(gate, address, data.len() as u64, true)?;
+        memory.write(&place, 0, &mut data.to_vec());
+        Ok(())
     }
 
-    /// Touches memory that the kernel's device reaches, its own or a peer's; `work` is told whether
-    /// the path to it is broken.
-    fn gate_touch(
+    fn gate_place(
         &self,
         gate: &Gate,
         address: u64,
         bytes: u64,
-        work: impl FnOnce(&mut DeviceState, bool),
-    ) -> Result<(), BackendError> {
-        let refuse = |refused| self.refuse(gate.device, CALL, bytes, refused);
-        let misuse = |why: &str| Refused::Misuse(format!("illegal address: {address:#x} {why}"));
-        let state = self.state(gate.device, CALL.driver_name())?;
-        self.check_alive(&state, CALL)?;
-        drop(state);
-        let owner = self.device_of(DeviceAddress(address));
-        let owner = owner.ok_or_else(|| refuse(misuse("is on no device")))?;
-        let mut broken = false;
-        if owner != gate.device {
-            let link = self.peer_link(gate.device, owner);
-            let link = link.ok_or_else(|| refuse(misuse("is on a device without a path")))?;
-            broken = link.access == PeerAccess::Broken;
-        }
-        let mut state = self.state(owner, CALL.driver_name())?;
-        state.check(gate.device, address, bytes).map_err(refuse)?;
-        work(&mut state, broken);
-        Ok(())
+        writes: bool,
+    ) -> Result<(Memory<'_>, Place), BackendError> {
+        let range = Range {
+            address,
+            bytes,
+            align_bytes: 1,
+            writes,
+        };
+        let mut memory = self.memory_of(gate.device, &[range])?;
+        self.check_alive(&memory.near, CALL)?;
+        let place = self.place(&mut memory, &range);
+        let place = place.map_err(|refused| self.refuse(gate.device, CALL, bytes, refused))?;
+        Ok((memory, place))
     }
-}
-
-fn invert(data: &mut [u8], broken: bool) {
-    let most = usize::try_from(BROKEN_BYTES).unwrap_or(0);
-    let bytes = data.iter_mut().take(if broken { most } else { 0 });
-    bytes.for_each(|byte| *byte = !*byte);
-}
-
-fn floats(bytes: &[[u8; 4]]) -> Vec<f32> {
-    bytes.iter().copied().map(f32::from_le_bytes).collect()
 }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ds4_engine::backend::{BackendError, EventId};
@@ -22,10 +22,9 @@ const LOOK: Duration = Duration::from_millis(1);
 
 type Key = (DeviceId, StreamId);
 
-/// Work behind a gate.
-#[derive(Debug)]
-pub(crate) enum Work {
-    Gate(Box<Gate>),
+/// Work that a program gives to a stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Given {
     Launch(Launch),
     Fill {
         address: DeviceAddress,
@@ -42,6 +41,13 @@ pub(crate) enum Work {
         to: (DeviceId, DeviceAddress),
         bytes: u64,
     },
+}
+
+/// What a held stream keeps.
+#[derive(Debug)]
+enum Work {
+    Gate(Box<Gate>),
+    Given(Given),
     Record(EventId),
     /// What another stream holds up to a ticket.
     After(Key, u64),
@@ -91,38 +97,55 @@ impl Book {
 }
 
 impl Held {
-    fn any(&self) -> bool {
-        self.count.load(Ordering::Acquire) > 0
+    /// The book, unless there is nothing in it.
+    fn book(&self) -> Option<MutexGuard<'_, Book>> {
+        (self.count.load(Ordering::Acquire) > 0).then(|| lock(&self.book))
     }
 }
 
 impl SimBackend {
-    /// Keeps work of a stream that is held; false if it is not, and the work is to be done now.
-    pub(crate) fn keep(&self, stream: Key, work: impl FnOnce() -> Work) -> bool {
-        if !self.held.any() {
-            return false;
+    /// Does work of a stream, or keeps it if the stream is held.
+    pub(crate) fn give(&self, stream: Key, work: Given) -> Result<(), BackendError> {
+        if let Some(mut book) = self.held.book()
+            && book.queues.contains_key(&stream)
+        {
+            book.push(stream, Work::Given(work));
+            return Ok(());
         }
-        let mut book = lock(&self.held.book);
-        let held = book.queues.contains_key(&stream);
-        if held {
-            book.push(stream, work());
+        if let Some(gate) = self.begin(stream, work)? {
+            let mut book = lock(&self.held.book);
+            book.push(stream, Work::Gate(Box::new(gate)));
+            self.go_on_all(&mut book);
+        } else {
+            self.go_on_with_held();
         }
-        held
+        Ok(())
     }
 
-    /// Starts a gate that nothing holds up.
-    pub(crate) fn hold_by(&self, stream: Key, gate: Gate) {
-        let mut book = lock(&self.held.book);
-        book.push(stream, Work::Gate(Box::new(gate)));
-        self.go_on_all(&mut book);
+    /// Does work that nothing holds up; of a gate, the beginning.
+    fn begin(&self, (device, stream): Key, work: Given) -> Result<Option<Gate>, BackendError> {
+        match work {
+            Given::Launch(launch) => return self.run_kernel(device, stream, &launch),
+            Given::Fill {
+                address,
+                bytes,
+                value,
+            } => self.fill_now(device, address, bytes, value, stream)?,
+            Given::CopyLocal { from, to, bytes } => {
+                self.copy_local_now(device, from, to, bytes, stream)?;
+            }
+            Given::CopyPeer { from, to, bytes } => {
+                self.copy_between((device, from), to, bytes, stream)?;
+            }
+        }
+        Ok(None)
     }
 
     /// Records an event behind the work of a held stream.
     pub(crate) fn keep_event(&self, stream: Key, event: EventId) {
-        if !self.held.any() {
+        let Some(mut book) = self.held.book() else {
             return;
-        }
-        let mut book = lock(&self.held.book);
+        };
         if book.queues.contains_key(&stream) {
             let ticket = book.push(stream, Work::Record(event));
             book.events.insert((stream.0, event), (stream, ticket));
@@ -131,10 +154,9 @@ impl SimBackend {
 
     /// Makes a stream wait for an event that was recorded behind a gate, if it was.
     pub(crate) fn keep_wait(&self, stream: Key, event: (DeviceId, EventId)) {
-        if !self.held.any() {
+        let Some(mut book) = self.held.book() else {
             return;
-        }
-        let mut book = lock(&self.held.book);
+        };
         if let Some((other, ticket)) = book.events.get(&event).copied() {
             book.push(stream, Work::After(other, ticket));
             self.count(&book);
@@ -143,10 +165,9 @@ impl SimBackend {
 
     /// Makes a stream wait for all that another one holds; false if that is not held.
     pub(crate) fn keep_order(&self, stream: Key, other: Key) -> bool {
-        if !self.held.any() {
+        let Some(mut book) = self.held.book() else {
             return false;
-        }
-        let mut book = lock(&self.held.book);
+        };
         let last = book.queues.get(&other).and_then(VecDeque::back);
         let Some(ticket) = last.map(|(ticket, _)| *ticket) else {
             return false;
@@ -158,29 +179,27 @@ impl SimBackend {
 
     /// Whether an event waits behind a gate.
     pub(crate) fn event_is_held(&self, event: (DeviceId, EventId)) -> bool {
-        self.held.any() && {
-            let mut book = lock(&self.held.book);
-            self.go_on_all(&mut book);
-            book.events.contains_key(&event)
-        }
+        self.held_now(|book| book.events.contains_key(&event))
     }
 
     /// Whether a stream is held.
     pub(crate) fn is_held(&self, stream: Key) -> bool {
-        self.held.any() && {
-            let mut book = lock(&self.held.book);
+        self.held_now(|book| book.queues.contains_key(&stream))
+    }
+
+    fn held_now(&self, holds: impl Fn(&Book) -> bool) -> bool {
+        self.held.book().is_some_and(|mut book| {
             self.go_on_all(&mut book);
-            book.queues.contains_key(&stream)
-        }
+            holds(&book)
+        })
     }
 
     /// Waits until a stream is held no more.
     pub(crate) fn settle(&self, stream: Key) -> Result<(), BackendError> {
-        if !self.held.any() {
-            return Ok(());
-        }
         self.settle_while(|book| book.queues.contains_key(&stream));
-        let mut book = lock(&self.held.book);
+        let Some(mut book) = self.held.book() else {
+            return Ok(());
+        };
         let failure = book.failures.remove(&stream);
         self.count(&book);
         failure.map_or(Ok(()), Err)
@@ -197,10 +216,9 @@ impl SimBackend {
     }
 
     fn settle_while(&self, holds: impl Fn(&Book) -> bool) {
-        if !self.held.any() {
+        let Some(mut book) = self.held.book() else {
             return;
-        }
-        let mut book = lock(&self.held.book);
+        };
         loop {
             self.go_on_all(&mut book);
             if !holds(&book) {
@@ -213,8 +231,8 @@ impl SimBackend {
 
     /// Goes on with what is held: memory that a gate looks at may have changed.
     pub(crate) fn go_on_with_held(&self) {
-        if self.held.any() {
-            self.go_on_all(&mut lock(&self.held.book));
+        if let Some(mut book) = self.held.book() {
+            self.go_on_all(&mut book);
         }
     }
 
@@ -264,7 +282,6 @@ impl SimBackend {
     }
 
     fn do_kept(&self, book: &mut Book, stream: Key, work: Work) -> Result<Kept, BackendError> {
-        let (device, queue) = stream;
         match work {
             Work::Gate(mut gate) => {
                 let before = gate.stage();
@@ -274,24 +291,14 @@ impl SimBackend {
                     return Ok(Kept::Waits { rest, moved });
                 }
             }
-            Work::Launch(launch) => {
-                if let Some(gate) = self.run_kernel(device, queue, &launch)? {
+            Work::Given(work) => {
+                if let Some(gate) = self.begin(stream, work)? {
                     let rest = Work::Gate(Box::new(gate));
                     return Ok(Kept::Waits { rest, moved: true });
                 }
             }
-            Work::Fill {
-                address,
-                bytes,
-                value,
-            } => self.fill_now(device, address, bytes, value, queue)?,
-            Work::CopyLocal { from, to, bytes } => {
-                self.copy_local_now(device, from, to, bytes, queue)?;
-            }
-            Work::CopyPeer { from, to, bytes } => {
-                self.copy_between((device, from), to, bytes, queue)?;
-            }
             Work::Record(event) => {
+                let (device, queue) = stream;
                 book.events.remove(&(device, event));
                 let mut state = self.state(device, "cuEventRecord")?;
                 state.streams.record_again(queue, event);

@@ -31,7 +31,7 @@ pub(crate) struct Range {
 
 /// A range that was checked, with the device that has it.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+pub(crate) struct Place {
     owner: DeviceId,
     address: u64,
     bytes: u64,
@@ -41,8 +41,8 @@ struct Place {
 }
 
 /// The devices of a launch, locked.
-struct Memory<'a> {
-    near: MutexGuard<'a, DeviceState>,
+pub(crate) struct Memory<'a> {
+    pub(crate) near: MutexGuard<'a, DeviceState>,
     far: BTreeMap<DeviceId, MutexGuard<'a, DeviceState>>,
 }
 
@@ -54,12 +54,12 @@ impl Memory<'_> {
         }
     }
 
-    fn read(&mut self, place: &Place, offset: u64, data: &mut [u8]) {
+    pub(crate) fn read(&mut self, place: &Place, offset: u64, data: &mut [u8]) {
         self.of(place.owner).read(place.address + offset, data);
         place.invert(offset, data);
     }
 
-    fn write(&mut self, place: &Place, offset: u64, data: &mut [u8]) {
+    pub(crate) fn write(&mut self, place: &Place, offset: u64, data: &mut [u8]) {
         place.invert(offset, data);
         self.of(place.owner).write(place.address + offset, data);
     }
@@ -122,7 +122,11 @@ impl SimBackend {
     }
 
     /// Locks the launching device and those whose memory is named, in the order of their indices.
-    fn memory_of(&self, device: DeviceId, ranges: &[Range]) -> Result<Memory<'_>, BackendError> {
+    pub(crate) fn memory_of(
+        &self,
+        device: DeviceId,
+        ranges: &[Range],
+    ) -> Result<Memory<'_>, BackendError> {
         let named: DeviceMask = ranges
             .iter()
             .filter_map(|range| self.owner(range.address))
@@ -142,7 +146,7 @@ impl SimBackend {
         device_of(address).filter(|owner| owner.index() < self.infos.len())
     }
 
-    fn place(&self, memory: &mut Memory<'_>, range: &Range) -> Result<Place, Refused> {
+    pub(crate) fn place(&self, memory: &mut Memory<'_>, range: &Range) -> Result<Place, Refused> {
         let Range {
             address,
             bytes,
@@ -356,7 +360,7 @@ fn in_parts(bytes: u64, mut work: impl FnMut(u64, &mut [u8])) {
     }
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     let (floats, _) = bytes.as_chunks();
     floats
         .iter()

@@ -45,34 +45,18 @@ fn shape(more: &[&str]) -> &'static [&'static str] {
 }
 
 pub fn leader(port: u16, more: &[&str]) -> Child {
-    let port = port.to_string();
-    ds4()
-        .args([
-            "--tensor-parallel",
-            "--role",
-            "leader",
-            "--listen",
-            "127.0.0.1",
-            &port,
-        ])
-        .args(shape(more))
-        .args(["--format", "json"])
-        .args(more)
-        .spawn()
-        .unwrap()
+    rank(["leader", "--listen", "127.0.0.1"], port, more)
 }
 
 pub fn worker(port: u16, more: &[&str]) -> Child {
-    let port = port.to_string();
+    rank(["worker", "--coordinator", "localhost"], port, more)
+}
+
+fn rank(place: [&str; 3], port: u16, more: &[&str]) -> Child {
     ds4()
-        .args([
-            "--tensor-parallel",
-            "--role",
-            "worker",
-            "--coordinator",
-            "localhost",
-            &port,
-        ])
+        .args(["--tensor-parallel", "--role"])
+        .args(place)
+        .arg(port.to_string())
         .args(shape(more))
         .args(["--format", "json"])
         .args(more)
