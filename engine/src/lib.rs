@@ -8,6 +8,8 @@ pub mod device;
 pub mod device_gates;
 pub mod hash;
 #[cfg(target_os = "linux")]
+mod library;
+#[cfg(target_os = "linux")]
 pub mod nccl;
 pub mod selection;
 pub mod slab_memory;

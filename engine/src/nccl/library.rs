@@ -11,6 +11,7 @@ use super::layout::{
     Config, FLOAT32, ID_BYTES, IN_PROGRESS, OLDEST, SUCCESS, SUM, UniqueId, version_text,
 };
 use crate::backend::driver::{Vendor, mapped_file};
+use crate::library::functions;
 
 /// A handle that only the library turns into a pointer.
 type RawComm = usize;
@@ -107,36 +108,7 @@ impl fmt::Display for CallError {
 
 impl std::error::Error for CallError {}
 
-macro_rules! functions {
-    ($($name:ident($($type:ty),*) -> $result:ty = $symbol:literal;)*) => {
-        /// Every function of the library that ds4 calls.
-        #[derive(Debug)]
-        struct Functions { $($name: unsafe extern "C" fn($($type),*) -> $result,)* }
-
-        impl Functions {
-            /// Looks every function up; the names of those that are missing otherwise.
-            fn load(library: &'static Loaded) -> Result<Self, Vec<&'static str>> {
-                let mut missing = Vec::new();
-                $(
-                    // SAFETY: nccl.h gives the function of this name this signature since 2.14,
-                    // handles being pointers and enums being 32-bit integers.
-                    let found = unsafe {
-                        library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol)
-                    };
-                    let $name = found.ok().map(|found| *found);
-                    if $name.is_none() {
-                        missing.push($symbol);
-                    }
-                )*
-                match ($($name,)*) {
-                    ($(Some($name),)*) => Ok(Self { $($name,)* }),
-                    _ => Err(missing),
-                }
-            }
-        }
-    };
-}
-
+// As nccl.h says since 2.14; handles are pointers, and enums integers of 32 bits.
 functions! {
     version(*mut c_int) -> u32 = "ncclGetVersion";
     unique_id(*mut UniqueId) -> u32 = "ncclGetUniqueId";

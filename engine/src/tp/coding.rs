@@ -51,6 +51,11 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    /// Demands that nothing is left.
+    pub(super) fn end(self) -> Result<(), UnexpectedEnd> {
+        self.0.is_empty().then_some(()).ok_or(UnexpectedEnd)
+    }
+
     pub(super) const fn rest(self) -> &'a [u8] {
         self.0
     }

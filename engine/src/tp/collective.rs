@@ -76,11 +76,8 @@ impl CollectiveMessage {
             (2, 0) => Self::Nothing(take_text(&mut reader)?),
             _ => return Err(UnexpectedEnd),
         };
-        if reader.rest().is_empty() {
-            Ok(message)
-        } else {
-            Err(UnexpectedEnd)
-        }
+        reader.end()?;
+        Ok(message)
     }
 }
 

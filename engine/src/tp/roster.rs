@@ -87,11 +87,8 @@ pub fn decode(payload: &[u8]) -> Result<Vec<Entry>, UnexpectedEnd> {
         };
         entries.push(Entry { rank, port, host });
     }
-    if reader.rest().is_empty() {
-        Ok(entries)
-    } else {
-        Err(UnexpectedEnd)
-    }
+    reader.end()?;
+    Ok(entries)
 }
 
 const fn family(host: Host) -> u8 {

@@ -141,11 +141,8 @@ impl VerbsMessage {
             (4, 3) => Self::Verdict(Verdict::Over, take_text(&mut reader)?),
             _ => return Err(UnexpectedEnd),
         };
-        if reader.rest().is_empty() {
-            Ok(message)
-        } else {
-            Err(UnexpectedEnd)
-        }
+        reader.end()?;
+        Ok(message)
     }
 }
 

@@ -21,6 +21,7 @@ use super::layout::{
     Sge, Wc, code,
 };
 use super::status::Status;
+use crate::library::functions;
 use crate::transport::mapping::Mapping;
 
 const SONAME: &str = "libibverbs.so.1";
@@ -76,36 +77,7 @@ impl fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
-macro_rules! functions {
-    ($($name:ident($($type:ty),*) $(-> $result:ty)? = $symbol:literal;)*) => {
-        /// Every function of the library that ds4 calls by name.
-        #[derive(Debug)]
-        struct Functions { $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)* }
-
-        impl Functions {
-            /// Looks every function up; the names of those that are missing otherwise.
-            fn load(library: &'static Loaded) -> Result<Self, Vec<&'static str>> {
-                let mut missing = Vec::new();
-                $(
-                    // SAFETY: rdma-core v44's header gives the function of this name this
-                    // signature, enums being 32-bit integers.
-                    let found = unsafe {
-                        library.get::<unsafe extern "C" fn($($type),*) $(-> $result)?>($symbol)
-                    };
-                    let $name = found.ok().map(|found| *found);
-                    if $name.is_none() {
-                        missing.push($symbol);
-                    }
-                )*
-                match ($($name,)*) {
-                    ($(Some($name),)*) => Ok(Self { $($name,)* }),
-                    _ => Err(missing),
-                }
-            }
-        }
-    };
-}
-
+// As the header of rdma-core v44 says; enums are integers of 32 bits.
 functions! {
     get_device_list(*mut c_int) -> *mut *mut c_void = "ibv_get_device_list";
     free_device_list(*mut *mut c_void) = "ibv_free_device_list";
